@@ -5,7 +5,7 @@
 
 #include "maxdiffusion/base/round_up.h"
 #include "maxdiffusion/families/family.h"
-#include "maxdiffusion/models/qwen3.h"
+#include "maxdiffusion/models/decoder_transformer.h"
 #include "maxdiffusion/models/z_image_transformer.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
@@ -37,7 +37,7 @@ FamilySpec z_image_spec(const ModelFolder& folder) {
                          .mask = kMask,
                          .max_tokens = length,
                          .prepare = in_chat_template,
-                         .lora_targets = kQwen3LoraTargets}},
+                         .lora_targets = kDecoderLoraTargets}},
       .conditioning = {{kPrompt, {DType::f32, {length, qwen3.hidden_size}}}, {kLengths, {DType::s32, {}}}},
       .text_lengths = kLengths,
       .unguided = 0,
@@ -74,7 +74,7 @@ class ZImage final : public Family {
     check(clip_skip == 0, Code::invalid_config, "clip_skip is {}, but this text encoder has no other layer to read",
           clip_skip);
     const std::vector<Tensor> states =
-        qwen3_hidden_states(models(kEncoder), qwen3_, text.at(kIds), {qwen3_.num_hidden_layers - 1});
+        decoder_hidden_states(models(kEncoder), qwen3_, text.at(kIds), {qwen3_.num_hidden_layers - 1});
     return {{kPrompt, cast(states[0], DType::f32)}, {kLengths, sum(text.at(kMask), {1})}};
   }
 

@@ -8,27 +8,21 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/config_reader.h"
-#include "maxdiffusion/nn/attention.h"
+#include "maxdiffusion/models/joint_blocks.h"
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/nn/rotary.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
-#include "maxdiffusion/ops/sharding.h"
 
 namespace md {
 namespace {
 
 using Config = FluxTransformerConfig;
-constexpr double kEps = 1e-6;
-constexpr int64_t kSinusoids = 256, kMlpRatio = 4;
+using joint::f32, joint::linear, joint::stream;
+constexpr joint::BlockNames kNames = {"norm1.linear", "norm1_context.linear", "ff", "ff_context"};
+constexpr joint::HeadNames kOfBoth = {"to_q", "to_k", "to_v", "norm_q", "norm_k", value::kLin1Hidden};
 
-Tensor f32(Tensor x) { return cast(x, DType::f32); }
-
-Tensor linear(const Scope& s, Tensor x, int64_t out, const std::string& in_axis, const std::string& out_axis) {
-  return nn::linear(s, x, {.out = out, .in_axis = in_axis, .out_axis = out_axis});
-}
-/// A stream as it goes from block to block: [B, L, D].
-Tensor stream(Tensor x) { return shard(x, {axis::kBatch, axis::kLength, axis::kHeadsAct}); }
+joint::Sizes sizes(const Config& c) { return {c.num_attention_heads, c.attention_head_dim}; }
 
 // ---- conditions
 
@@ -38,126 +32,25 @@ Tensor embed_conditions(const Scope& root, const Config& c, const FluxInputs& in
   o.activations = DType::f32;
   const Scope s = root.with(o) / "time_text_embed";
   auto path = s.path_scope();
-  auto mlp = [&](const Scope& m, Tensor x) {
-    Tensor h = silu(linear(m / "linear_1", x, c.width(), axis::kEmbed, axis::kMlp));
-    return linear(m / "linear_2", h, c.width(), axis::kMlp, axis::kEmbed);
-  };
-  auto of_number = [&](const char* name, Tensor t) {
-    return mlp(s / name, nn::timestep_embedding(t, kSinusoids, true, 0));
-  };
+  auto of_number = [&](const char* name, Tensor t) { return joint::embedded_number(s / name, t, c.width()); };
   Tensor y = of_number("timestep_embedder", in.timestep);
   if (c.guidance_embeds) y = y + of_number("guidance_embedder", f32(in.guidance) * 1000);
-  y = y + mlp(s / "text_embedder", f32(in.pooled));
+  y = y + joint::condition_mlp(s / "text_embedder", f32(in.pooled), c.width());
   return cast(silu(y), root.dtype());
 }
 
-/// One use of a block's modulation, each [B, 1, D] f32.
-struct Modulation {
-  Tensor shift, scale, gate;
-};
-/// `uses` times shift, scale and gate.
-std::vector<Modulation> modulations(const Scope& s, const Config& c, Tensor conditions, int64_t uses) {
-  Tensor y = linear(s / "linear", conditions, 3 * uses * c.width(), axis::kEmbed, axis::kMlp);
-  const std::vector<Tensor> parts = split(expand_dims(shard(f32(y), {axis::kBatch, ""}), 1), 3 * uses, 2);
-  std::vector<Modulation> out;
-  for (size_t i = 0; i < parts.size(); i += 3) out.push_back({parts[i], parts[i + 1], parts[i + 2]});
-  return out;
-}
-
-/// LN(x) · (1 + scale) + shift, f32.
-Tensor modulated(const Scope& s, Tensor x, Tensor shift, Tensor scale) {
-  return nn::layer_norm(s, f32(x), kEps, false) * (scale + 1) + shift;
-}
-/// In the dtype of x.
-Tensor modulated(const Scope& s, Tensor x, const Modulation& m) {
-  return cast(modulated(s, x, m.shift, m.scale), x.dtype());
-}
-Tensor gated(Tensor to, Tensor y, const Modulation& m) { return stream(cast(f32(to) + f32(y) * m.gate, to.dtype())); }
-
-// ---- attention
-
-struct Heads {
-  Tensor q, k, v;  // [B, L, N, d]
-};
-/// What projections and norms of one stream are called, and what the projections' results are for remat policies.
-struct HeadNames {
-  const char *q, *k, *v, *norm_q, *norm_k, *projected;
-};
-constexpr HeadNames kOfImage = {"to_q", "to_k", "to_v", "norm_q", "norm_k", value::kImgQkvProj},
-                    kOfText = {"add_q_proj",   "add_k_proj",   "add_v_proj",
-                               "norm_added_q", "norm_added_k", value::kTxtQkvProj},
-                    kOfBoth = {"to_q", "to_k", "to_v", "norm_q", "norm_k", value::kLin1Hidden};
-
-Heads heads_of(const Scope& s, const Config& c, Tensor x, const HeadNames& names) {
-  auto project = [&](const char* name) {
-    Tensor y = stream(linear(s / name, x, c.width(), axis::kEmbed, axis::kHeads));
-    return reshape(named(y, names.projected), {x.dim(0), x.dim(1), c.num_attention_heads, c.attention_head_dim});
-  };
-  auto normed = [&](const char* name, Tensor y) { return nn::rms_norm(s / name, y, kEps); };
-  return {named(normed(names.norm_q, project(names.q)), value::kQueryProj),
-          named(normed(names.norm_k, project(names.k)), value::kKeyProj), named(project(names.v), value::kValueProj)};
-}
-
-/// [B, L, D].
-Tensor local_attention(const Scope& s, const Heads& h, const nn::Rotary& positions) {
-  Tensor y = nn::self_attend(nn::rotated(h.q, positions), nn::rotated(h.k, positions), h.v,
-                             nn::attention_options(s, {.batch = axis::kBatch,
-                                                       .length = axis::kLength,
-                                                       .kv_length = axis::kKvLength,
-                                                       .heads = axis::kHeadsAct,
-                                                       .head_dim = axis::kKv}));
-  return stream(reshape(y, {y.dim(0), y.dim(1), y.dim(2) * y.dim(3)}));
-}
-
-/// Text tokens, then image tokens.
-Tensor joined(Tensor text, Tensor image) { return concatenate({text, image}, 1); }
-
-/// Wide in the middle, before the projection back.
-Tensor widened(const Scope& s, const Config& c, Tensor x) {
-  Tensor h = linear(s, x, kMlpRatio * c.width(), axis::kEmbed, axis::kMlp);
-  return named(gelu_tanh(shard(h, {axis::kBatch, axis::kLength, axis::kMlp})), value::kFfnActivation);
-}
-
 // ---- blocks
-
-/// What attention gave, then the feed-forward part, added to one stream.
-Tensor after_attention(const Scope& s, const Config& c, Tensor x, Tensor attended, const std::vector<Modulation>& m,
-                       const char* norm, const char* feed_forward) {
-  x = gated(x, attended, m[0]);
-  const Scope ff = s / feed_forward;
-  auto path = ff.path_scope();
-  Tensor h = widened(ff / "net.0.proj", c, modulated(s / norm, x, m[1]));
-  return gated(x, linear(ff / "net.2", h, c.width(), axis::kMlp, axis::kEmbed), m[1]);
-}
-
-/// streams: the text's and the image's.
-std::vector<Tensor> double_block(const Scope& s, const Config& c, const std::vector<Tensor>& streams, Tensor conditions,
-                                 const nn::Rotary& positions) {
-  auto path = s.path_scope();
-  Tensor text = stream(streams[0]), image = stream(streams[1]);
-  const Scope attn = s / "attn";
-  const std::vector<Modulation> of_image = modulations(s / "norm1", c, conditions, 2),
-                                of_text = modulations(s / "norm1_context", c, conditions, 2);
-  const Heads i = heads_of(attn, c, modulated(s / "norm1", image, of_image[0]), kOfImage),
-              t = heads_of(attn, c, modulated(s / "norm1_context", text, of_text[0]), kOfText);
-  Tensor y = local_attention(attn, {joined(t.q, i.q), joined(t.k, i.k), joined(t.v, i.v)}, positions);
-  const int64_t length = text.dim(1);
-  Tensor to_image =
-             linear(attn / "to_out.0", slice_axis(y, 1, length, y.dim(1)), c.width(), axis::kHeads, axis::kEmbed),
-         to_text = linear(attn / "to_add_out", slice_axis(y, 1, 0, length), c.width(), axis::kHeads, axis::kEmbed);
-  return {after_attention(s, c, text, to_text, of_text, "norm2_context", "ff_context"),
-          after_attention(s, c, image, to_image, of_image, "norm2", "ff")};
-}
 
 /// x: the text's tokens, then the image's.
 Tensor single_block(const Scope& s, const Config& c, Tensor x, Tensor conditions, const nn::Rotary& positions) {
   auto path = s.path_scope();
   x = stream(x);
-  const Modulation m = modulations(s / "norm", c, conditions, 1)[0];
-  Tensor n = modulated(s / "norm", x, m);
-  Tensor attended = local_attention(s / "attn", heads_of(s / "attn", c, n, kOfBoth), positions);
-  Tensor both = concatenate({attended, widened(s / "proj_mlp", c, n)}, 2);
-  return gated(x, named(linear(s / "proj_out", both, c.width(), axis::kMlp, axis::kEmbed), value::kLin2Hidden), m);
+  const joint::Modulation m = joint::modulations(s / "norm.linear", conditions, c.width(), 1)[0];
+  Tensor n = joint::modulated(s / "norm", x, m);
+  Tensor attended = joint::attend(s / "attn", joint::heads_of(s / "attn", sizes(c), n, kOfBoth), positions);
+  Tensor both = concatenate({attended, joint::widened(s / "proj_mlp", n, c.width())}, 2);
+  return joint::gated(x, named(linear(s / "proj_out", both, c.width(), axis::kMlp, axis::kEmbed), value::kLin2Hidden),
+                      m);
 }
 
 void check_inputs(const Config& c, const FluxInputs& in) {
@@ -228,17 +121,15 @@ Tensor flux_transformer(const Scope& s, const FluxTransformerConfig& c, const Fl
   const nn::Rotary positions =
       nn::with_unrotated_prefix(length, nn::grid_rotary(s.graph(), {1, in.rows, in.columns}, c.axes_dims_rope));
 
-  const std::vector<Tensor> streams = nn::repeat(
-      s / "transformer_blocks", c.num_layers, std::vector{text, image},
-      [&](const Scope& b, const std::vector<Tensor>& xs) { return double_block(b, c, xs, conditions, positions); });
-  Tensor x = nn::repeat(s / "single_transformer_blocks", c.num_single_layers, joined(streams[0], streams[1]),
+  const std::vector<Tensor> streams =
+      nn::repeat(s / "transformer_blocks", c.num_layers, std::vector{text, image},
+                 [&](const Scope& b, const std::vector<Tensor>& xs) {
+                   return joint::block(b, {sizes(c), kNames, conditions, positions}, xs);
+                 });
+  Tensor x = nn::repeat(s / "single_transformer_blocks", c.num_single_layers, concatenate(streams, 1),
                         [&](const Scope& b, Tensor y) { return single_block(b, c, y, conditions, positions); });
 
-  x = slice_axis(x, 1, length, x.dim(1));
-  Tensor m = linear(s / "norm_out.linear", conditions, 2 * c.width(), axis::kEmbed, axis::kMlp);
-  const std::vector<Tensor> parts = split(expand_dims(shard(f32(m), {axis::kBatch, ""}), 1), 2, 2);
-  x = modulated(s / "norm_out", x, parts[1], parts[0]);
-  return linear(s / "proj_out", x, c.out_channels.value_or(c.in_channels), axis::kEmbed, "");
+  return joint::last_layer(s, slice_axis(x, 1, length, x.dim(1)), conditions, c.out_channels.value_or(c.in_channels));
 }
 
 void trace_flux_transformer(const Scope& s, const FluxTransformerConfig& c) {

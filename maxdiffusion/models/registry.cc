@@ -3,10 +3,11 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/models/clip_vision.h"
+#include "maxdiffusion/models/decoder_transformer.h"
 #include "maxdiffusion/models/flux_transformer.h"
 #include "maxdiffusion/models/flux_weight_names.h"
 #include "maxdiffusion/models/original_weight_names.h"
-#include "maxdiffusion/models/qwen3.h"
+#include "maxdiffusion/models/qwen_image_transformer.h"
 #include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/wan_vae.h"
@@ -26,13 +27,16 @@ std::vector<ModelClass>& classes() {
       model_class("ControlNetModel", trace_controlnet, original_controlnet_names),
       model_class("T5EncoderModel", trace_t5_encoder),
       model_class("UMT5EncoderModel", trace_t5_encoder),
-      model_class("Qwen3Model", trace_qwen3, qwen3_causal_names),
-      model_class("Qwen3ForCausalLM", trace_qwen3, qwen3_causal_names),
+      model_class<Qwen3Config>("Qwen3Model", trace_decoder, causal_decoder_names),
+      model_class<Qwen3Config>("Qwen3ForCausalLM", trace_decoder, causal_decoder_names),
+      model_class<Qwen25VlConfig>("Qwen2_5_VLForConditionalGeneration", trace_decoder, causal_decoder_names),
       model_class("CLIPVisionModel", trace_clip_vision),
       model_class("CLIPVisionModelWithProjection", trace_clip_vision),
       model_class("AutoencoderKLWan", trace_wan_vae, original_wan_vae_names, wan_autoencoder),
+      model_class<QwenImageVaeConfig>("AutoencoderKLQwenImage", trace_wan_vae, original_wan_vae_names, wan_autoencoder),
       model_class("FluxTransformer2DModel", trace_flux_transformer, original_flux_names),
       model_class("WanTransformer3DModel", trace_wan_transformer, original_wan_names),
+      model_class("QwenImageTransformer2DModel", trace_qwen_image_transformer, original_qwen_image_names),
       model_class("ZImageTransformer2DModel", trace_z_image_transformer, original_z_image_names),
   };
   return all;

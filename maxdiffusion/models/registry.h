@@ -7,6 +7,7 @@
 #include <any>
 #include <functional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "maxdiffusion/base/weight_name_map.h"
@@ -26,19 +27,21 @@ struct ModelClass {
   std::function<std::shared_ptr<Autoencoder>(const std::any& config)> autoencoder = {};
 };
 
-/// A class whose config struct has a `static Config from_json(const nlohmann::json&)`.
-template <class Config>
+/// A class whose config struct has a `static Config from_json(const nlohmann::json&)`. Own: the struct of a class that
+/// shares the functions of another model, where it is derived from that model's.
+template <class Own = void, class Config>
 ModelClass model_class(std::string name, void (*trace)(const Scope&, const Config&),
                        WeightNameMap (*weight_names)(const Config&) = nullptr,
                        std::shared_ptr<Autoencoder> (*autoencoder)(const Config&) = nullptr) {
-  ModelClass c{std::move(name), [](const nlohmann::json& j) -> std::any { return Config::from_json(j); },
-               [trace](const Scope& s, const std::any& c) { trace(s, std::any_cast<const Config&>(c)); }};
+  using Read = std::conditional_t<std::is_void_v<Own>, Config, Own>;
+  ModelClass c{std::move(name), [](const nlohmann::json& j) -> std::any { return Read::from_json(j); },
+               [trace](const Scope& s, const std::any& c) { trace(s, std::any_cast<const Read&>(c)); }};
   if (weight_names)
     c.weight_names = [weight_names](const std::any& config) {
-      return weight_names(std::any_cast<const Config&>(config));
+      return weight_names(std::any_cast<const Read&>(config));
     };
   if (autoencoder)
-    c.autoencoder = [autoencoder](const std::any& config) { return autoencoder(std::any_cast<const Config&>(config)); };
+    c.autoencoder = [autoencoder](const std::any& config) { return autoencoder(std::any_cast<const Read&>(config)); };
   return c;
 }
 

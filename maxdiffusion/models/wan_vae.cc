@@ -199,15 +199,18 @@ Tensor decode_levels(const Scope& s, const WanVaeConfig& c, Tensor h, FrameMemor
 class WanAutoencoder final : public Autoencoder {
  public:
   explicit WanAutoencoder(const WanVaeConfig& config) : config_(config) {
-    channels = config.z_dim, downscale = config.downscale(), frame_scale = config.frame_scale();
+    channels = config.z_dim, downscale = config.downscale(), frame_scale = config.images ? 0 : config.frame_scale();
     latent_scale = {config.latents_mean, config.latents_std};
     for (double& v : latent_scale.scale) v = 1 / v;
   }
   Posterior encode(const Models& models, Tensor pixels, MediaState* state) const override {
-    return wan_vae_encode(models(component), config_, pixels, state);
+    if (!config_.images) return wan_vae_encode(models(component), config_, pixels, state);
+    const Posterior p = wan_vae_encode(models(component), config_, expand_dims(pixels, 1));
+    return {squeeze(p.mean, 1), squeeze(p.logvar, 1)};
   }
   Tensor decode(const Models& models, Tensor latents, MediaState* state) const override {
-    return wan_vae_decode(models(component), config_, latents, state);
+    if (!config_.images) return wan_vae_decode(models(component), config_, latents, state);
+    return squeeze(wan_vae_decode(models(component), config_, expand_dims(latents, 1)), 1);
   }
   /// latents_mean and latents_std of each channel.
   nlohmann::json with_measured_latent_scale(nlohmann::json config, const EachMoments& each) const override {
@@ -233,15 +236,10 @@ class WanAutoencoder final : public Autoencoder {
   WanVaeConfig config_;
 };
 
-}  // namespace
-
-int64_t WanVaeConfig::frame_scale() const { return int64_t{1} << std::ranges::count(temperal_downsample, true); }
-
-WanVaeConfig WanVaeConfig::from_json(const nlohmann::json& config) {
-  ConfigReader r(config, "AutoencoderKLWan config");
-  WanVaeConfig c;
+/// What all versions have.
+void read_levels(ConfigReader& r, WanVaeConfig& c) {
   c.base_dim = r.get("base_dim", c.base_dim);
-  c.decoder_base_dim = r.get("decoder_base_dim", c.base_dim);
+  c.decoder_base_dim = c.base_dim;
   c.z_dim = r.get("z_dim", c.z_dim);
   c.dim_mult = r.get("dim_mult", c.dim_mult);
   c.num_res_blocks = r.get("num_res_blocks", c.num_res_blocks);
@@ -254,15 +252,10 @@ WanVaeConfig WanVaeConfig::from_json(const nlohmann::json& config) {
   c.latents_std =
       r.get<std::vector<double>>("latents_std", {2.8184, 1.4541, 2.3275, 2.6558, 1.2196, 1.7708, 2.6052, 2.0743, 3.2687,
                                                  2.1526, 2.8652, 1.5579, 1.6382, 1.1253, 2.8251, 1.9160});
-  c.is_residual = r.get("is_residual", c.is_residual);
-  c.in_channels = r.get("in_channels", c.in_channels);
-  c.out_channels = r.get("out_channels", c.out_channels);
-  c.patch_size = r.get("patch_size", c.patch_size);
-  c.scale_factor_temporal = r.get("scale_factor_temporal", c.scale_factor_temporal);
-  c.scale_factor_spatial = r.get("scale_factor_spatial", c.scale_factor_spatial);
-  c.clip_output = r.get("clip_output", c.clip_output);
-  r.finish();
+}
 
+/// Throws invalid_config.
+void check_levels(const ConfigReader& r, const WanVaeConfig& c) {
   auto positive = [&](const char* key, int64_t value) {
     check(value > 0, Code::invalid_config, "{}: '{}' holds {}, expected numbers above 0", r.what(), key, value);
   };
@@ -273,12 +266,44 @@ WanVaeConfig WanVaeConfig::from_json(const nlohmann::json& config) {
   check(c.temperal_downsample.size() + 1 == c.dim_mult.size(), Code::invalid_config,
         "{}: 'temperal_downsample' has {} entries, expected {}: one less than 'dim_mult'", r.what(),
         c.temperal_downsample.size(), c.dim_mult.size() - 1);
+}
+
+}  // namespace
+
+int64_t WanVaeConfig::frame_scale() const { return int64_t{1} << std::ranges::count(temperal_downsample, true); }
+
+WanVaeConfig WanVaeConfig::from_json(const nlohmann::json& config) {
+  ConfigReader r(config, "AutoencoderKLWan config");
+  WanVaeConfig c;
+  read_levels(r, c);
+  c.decoder_base_dim = r.get("decoder_base_dim", c.decoder_base_dim);
+  c.is_residual = r.get("is_residual", c.is_residual);
+  c.in_channels = r.get("in_channels", c.in_channels);
+  c.out_channels = r.get("out_channels", c.out_channels);
+  c.patch_size = r.get("patch_size", c.patch_size);
+  c.scale_factor_temporal = r.get("scale_factor_temporal", c.scale_factor_temporal);
+  c.scale_factor_spatial = r.get("scale_factor_spatial", c.scale_factor_spatial);
+  c.clip_output = r.get("clip_output", c.clip_output);
+  r.finish();
+  check_levels(r, c);
   const int64_t patch = c.patch_size * c.patch_size;
   auto whole_patches = [&](const char* key, int64_t channels) {
     check(channels > 0 && channels % patch == 0, Code::invalid_config,
           "{}: '{}' is {}, expected a multiple of {}, the pixels of a patch", r.what(), key, channels, patch);
   };
   whole_patches("in_channels", c.in_channels), whole_patches("out_channels", c.out_channels);
+  return c;
+}
+
+QwenImageVaeConfig QwenImageVaeConfig::from_json(const nlohmann::json& config) {
+  ConfigReader r(config, "AutoencoderKLQwenImage config");
+  QwenImageVaeConfig c;
+  read_levels(r, c);
+  c.in_channels = c.out_channels = r.get("input_channels", c.in_channels);
+  c.images = true;
+  r.finish();
+  check_levels(r, c);
+  r.positive({{"input_channels", c.in_channels}});
   return c;
 }
 

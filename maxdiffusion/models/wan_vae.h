@@ -1,7 +1,8 @@
 // AutoencoderKLWan: videos to latents and back, causal in time, so that videos of any length are processed in chunks.
 // The first latent frame is the first frame; each further one covers frame_scale() frames. Sources: Wan team 2025,
 // section 4.1; diffusers, AutoencoderKLWan, of versions 2.1 (four levels of blocks in one list) and 2.2 (is_residual:
-// every level has a shortcut that averages or repeats; pixels are patchified).
+// every level has a shortcut that averages or repeats; pixels are patchified); AutoencoderKLQwenImage, which is 2.1 for
+// images.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -23,6 +24,7 @@ struct WanVaeConfig {
   bool is_residual = false, clip_output = true;
   int64_t in_channels = 3, out_channels = 3;  // after patching
   int64_t patch_size = 1;                     // default 1
+  bool images = false;                        // media are single frames, without an axis of frames
   // Values of the file. The graph follows from the levels: downscale() and frame_scale().
   int64_t scale_factor_temporal = 4, scale_factor_spatial = 8;
 
@@ -32,6 +34,9 @@ struct WanVaeConfig {
   int64_t frame_scale() const;
 
   static WanVaeConfig from_json(const nlohmann::json& config);
+};
+struct QwenImageVaeConfig : WanVaeConfig {
+  static QwenImageVaeConfig from_json(const nlohmann::json& config);
 };
 
 /// pixels: [B, F, H, W, 3] in [−1, 1], F = 1 + n·frame_scale() → latents [B, 1 + n, h, w, z_dim], unscaled. With a

@@ -1,5 +1,8 @@
 #include "tests/golden/model_case.h"
 
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
@@ -158,6 +161,19 @@ Distance distance(const HostArrays& got, const HostArrays& want) {
   }
   worst.of_all = std::sqrt(differences / squares);
   return worst;
+}
+
+void PrintTo(const Way& w, std::ostream* os) { *os << w.name; }
+
+void expect_reference(const Way& way, const Forward& forward) {
+  constexpr double kNoiseFloors = 10;
+  const ModelCase c = load_case(way.golden);
+  const ModelRun run = run_case(c, forward, way.options, way.kernels);
+  const Distance out = distance(run.outputs, c.outputs), grads = distance(run.grads, c.grads);
+  fmt::print("  outputs {:.2g} ({}; noise floor {:.2g}), gradients {:.2g} ({}; noise floor {:.2g})\n", out.value,
+             out.name, c.noise_floor_outputs, grads.value, grads.name, c.noise_floor_gradients);
+  EXPECT_LE(out.value, kNoiseFloors * c.noise_floor_outputs) << "first at " << out.name;
+  EXPECT_LE(grads.value, kNoiseFloors * c.noise_floor_gradients) << "worst at " << grads.name;
 }
 
 }  // namespace md

@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <ostream>
 #include <string>
 
 #include "maxdiffusion/base/host_array.h"
@@ -42,6 +43,17 @@ struct Distance {
   double of_all = 0;  // of all tensors as one vector
 };
 Distance distance(const HostArrays& got, const HostArrays& want);
+
+/// A case and how it is run.
+struct Way {
+  const char *name, *golden;
+  ScopeOptions options = {};
+  bool kernels = true;
+};
+void PrintTo(const Way& w, std::ostream* os);
+/// Outputs and gradients are at most ten times as far from the golden, of a float64 run, as the reference's own float32
+/// run.
+void expect_reference(const Way& way, const Forward& forward);
 
 const Devices& cpu();
 

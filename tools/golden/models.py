@@ -26,14 +26,16 @@ import sys
 import diffusers
 import torch
 import transformers
-from diffusers import (AutoencoderKL, AutoencoderKLWan, ControlNetModel, FluxTransformer2DModel, UNet2DConditionModel,
-                       WanTransformer3DModel, ZImageTransformer2DModel)
+from diffusers import (AutoencoderKL, AutoencoderKLQwenImage, AutoencoderKLWan, ControlNetModel, FluxTransformer2DModel,
+                       QwenImageTransformer2DModel, UNet2DConditionModel, WanTransformer3DModel,
+                       ZImageTransformer2DModel)
 from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers, convert_wan_vae_to_diffusers
+from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageAttentionBlock, QwenImageUpsample
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock, WanUpsample
 from safetensors.torch import save_file
 from transformers import (CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionConfig,
-                          CLIPVisionModel, CLIPVisionModelWithProjection, Qwen3Config, Qwen3Model, T5Config,
-                          T5EncoderModel, UMT5Config, UMT5EncoderModel)
+                          CLIPVisionModel, CLIPVisionModelWithProjection, Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel,
+                          Qwen3Config, Qwen3Model, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 CROSS_DOWN, CROSS_UP = "CrossAttnDownBlock2D", "CrossAttnUpBlock2D"
@@ -138,6 +140,21 @@ WAN_VAES = {
     ),
 }
 
+# Wan 2.1's pattern for images; height and width.
+QWEN_VAES = {
+    "qwen_image_vae": (
+        dict(base_dim=2, z_dim=3, dim_mult=[1, 2, 2, 2], num_res_blocks=1, temperal_downsample=[False, True, True],
+             latents_mean=[0.1, -0.2, 0.3], latents_std=[1.5, 0.5, 2.0]),
+        (24, 16),
+    ),
+    # Attention in the encoder's levels, two blocks a level, four channels of pixels.
+    "qwen_image_vae_attention": (
+        dict(base_dim=4, z_dim=4, dim_mult=[1, 1], num_res_blocks=2, attn_scales=[1.0, 0.5],
+             temperal_downsample=[True], input_channels=4),
+        (6, 10),
+    ),
+}
+
 CLIPS = {
     # CLIP-L: quick GELU; the legacy eos id 2 means the largest id. Texts are padded with eos.
     "clip_legacy": (
@@ -217,6 +234,46 @@ QWEN3S = {
              num_key_value_heads=1, head_dim=4, attention_bias=True, hidden_act="gelu", rms_norm_eps=1e-5,
              rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
         (17, [17, 5], [0, 2]),
+    ),
+}
+
+# The language part of Qwen2.5-VL.
+QWEN25_VLS = {
+    # The published shape in small: heads in groups, three sections of positions. Texts shorter than the sequence.
+    "qwen25_vl": (
+        dict(vocab_size=40, hidden_size=32, intermediate_size=24, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2, rms_norm_eps=1e-6,
+             rope_parameters={"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [2, 1, 1]}),
+        (24, [24, 9, 1], [1, 2, 3]),
+    ),
+    # One head, another theta, sections and activation, the default epsilon.
+    "qwen25_vl_one_head": (
+        dict(vocab_size=30, hidden_size=12, intermediate_size=20, num_hidden_layers=2, num_attention_heads=1,
+             num_key_value_heads=1, hidden_act="gelu",
+             rope_parameters={"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 2, 3]}),
+        (17, [17, 5], [0, 2]),
+    ),
+}
+
+# Rows and columns of tokens; tokens of each text, and how many fields have.
+QWEN_IMAGES = {
+    # Texts of different lengths, more columns than rows, an odd number of rows.
+    "qwen_image": (
+        dict(num_attention_heads=2, attention_head_dim=6, axes_dims_rope=[2, 2, 2], in_channels=8, out_channels=2,
+             num_layers=2, joint_attention_dim=7),
+        (3, 4), [5, 9], 9,
+    ),
+    # Axes of several sizes, a text of one token, fields with more room than any text needs; odd rows and columns.
+    "qwen_image_odd": (
+        dict(num_attention_heads=1, attention_head_dim=12, axes_dims_rope=[2, 6, 4], in_channels=4, out_channels=3,
+             num_layers=3, joint_attention_dim=6),
+        (7, 5), [1, 6, 3], 16,
+    ),
+    # Texts as long as there is room; one column.
+    "qwen_image_full": (
+        dict(num_attention_heads=3, attention_head_dim=8, axes_dims_rope=[4, 2, 2], in_channels=12, out_channels=3,
+             num_layers=1, joint_attention_dim=5),
+        (6, 1), [8, 8], 8,
     ),
 }
 
@@ -422,7 +479,8 @@ def distance(got, want):
     return max((got[k].double() - want[k].double()).norm().item() / scale[k] for k in want)
 
 
-def run(model, inputs, dots, forward, dtype):
+def run(model, inputs, dots, forward, dtype, unread=()):
+    """unread: names of parameters that no output depends on have one of these in them."""
     model = model.to(dtype)
     model.zero_grad(set_to_none=True)
     live = {k: (v.detach().to(dtype).requires_grad_() if v.is_floating_point() else v) for k, v in inputs.items()}
@@ -430,7 +488,8 @@ def run(model, inputs, dots, forward, dtype):
     if not dots:
         return outputs, {}
     sum((outputs[k] * dots[k].to(dtype)).sum() for k in dots).backward()
-    grads = {published(model, k): p.grad for k, p in model.named_parameters()}
+    grads = {published(model, k): torch.zeros_like(p) if p.grad is None and any(u in k for u in unread) else p.grad
+             for k, p in model.named_parameters()}
     unused = [k for k, g in grads.items() if g is None]
     assert not unused, unused
     grads |= {"in." + k: v.grad for k, v in live.items() if v.is_floating_point() and v.grad is not None}
@@ -448,16 +507,16 @@ def autocast(forward):
     return in_bf16
 
 
-def write(case, model, inputs, forward, seed):
+def write(case, model, inputs, forward, seed, unread=()):
     generator = torch.Generator().manual_seed(seed)
     randomize(model, generator)
     model.eval()
     with torch.no_grad():
         shapes, _ = run(model, inputs, {}, forward, torch.float32)
     dots = {k: torch.randn(v.shape, generator=generator) / v.numel() ** 0.5 for k, v in shapes.items()}
-    out32, grad32 = run(model, inputs, dots, forward, torch.float32)
+    out32, grad32 = run(model, inputs, dots, forward, torch.float32, unread)
     grad32 = {k: v.clone() for k, v in grad32.items()}
-    out64, grad64 = run(model, inputs, dots, forward, torch.float64)
+    out64, grad64 = run(model, inputs, dots, forward, torch.float64, unread)
     floors = distance(out32, out64), distance(grad32, grad64)
     if case in IN_BF16:
         out64, grad64 = ({k: v.clone() for k, v in group.items()} for group in (out64, grad64))
@@ -555,6 +614,21 @@ def vae(case, config, size, seed=0):
     write(case, model, inputs, forward, seed)
 
 
+def qwen_vae(case, config, size, seed=0):
+    model = AutoencoderKLQwenImage(**config)
+    generator = torch.Generator().manual_seed(seed + 1)
+    small = [s >> (len(config["dim_mult"]) - 1) for s in size]
+    inputs = {"pixels": torch.rand(2, model.config.input_channels, *size, generator=generator) * 2 - 1,
+              "latents": torch.randn(2, config["z_dim"], *small, generator=generator)}
+
+    def forward(m, i):
+        posterior = m.encode(i["pixels"].unsqueeze(2)).latent_dist
+        outputs = {"mean": posterior.mean, "logvar": posterior.logvar, "pixels": m.decode(i["latents"].unsqueeze(2)).sample}
+        return {k: v.squeeze(2) for k, v in outputs.items()}
+
+    write(case, model, inputs, forward, seed, ["time_conv."])  # of videos
+
+
 def wan_vae(case, config, size, seed=0):
     model = AutoencoderKLWan(**config)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -608,17 +682,36 @@ def t5(case, model, config, length, real, seed=0):
           lambda m, i: {"last": m(i["ids"], i["mask"]).last_hidden_state}, seed)
 
 
-def qwen3(case, config, length, real, layers, seed=0):
+def decoder(case, model, config, length, real, layers, seed=0):
     generator = torch.Generator().manual_seed(seed + 1)
     ids = torch.randint(2, config["vocab_size"], (len(real), length), generator=generator)
     mask = (torch.arange(length)[None] < torch.tensor(real)[:, None]).long()
-    model = Qwen3Model(Qwen3Config(**config))
 
     def forward(m, i):
         states = m(i["ids"], attention_mask=mask, output_hidden_states=True).hidden_states
         return {f"state{n}": states[n] * mask[..., None] for n in layers}  # what padding gives, nobody reads
 
     write(case, model, {"ids": ids * mask, "mask": mask}, forward, seed)
+
+
+def qwen_image(case, config, size, lengths, room, seed=0):
+    model = QwenImageTransformer2DModel(**config)
+    generator = torch.Generator().manual_seed(seed + 1)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    c, batch = model.config, len(lengths)
+    mask = torch.arange(room)[None] < torch.tensor(lengths)[:, None]
+    inputs = {"sample": draw(batch, size[0] * size[1], c.in_channels), "timestep": torch.tensor([17.0, 803.5, 500.0])[:batch],
+              "text": draw(batch, room, c.joint_attention_dim), "lengths": torch.tensor(lengths)}
+
+    def forward(m, i):
+        with kept_precision():
+            y = m(i["sample"], i["text"], mask, i["timestep"].detach() / 1000, [[(1, *size)]] * batch)
+        return {"sample": y.sample}
+
+    # What the last block makes of the text, nobody reads.
+    last_block = f"transformer_blocks.{c.num_layers - 1}."
+    write(case, model, inputs, forward, seed, [last_block + n for n in ("attn.to_add_out.", "txt_mlp.", "attn.add_q_proj.",
+                                                                        "attn.norm_added_q.")])
 
 
 def z_image(case, config, size, lengths, room, seed=0):
@@ -773,9 +866,10 @@ def full(name, kind, config):
 def main(wanted):
     diffusers.logging.set_verbosity_error()
     torch.use_deterministic_algorithms(True)
-    WanUpsample.forward = torch.nn.Upsample.forward  # its own rounds to float32 on the way
-    attend = WanAttentionBlock.forward  # diffusers' encoder gives it a cache, which it does not take
-    WanAttentionBlock.forward = lambda block, x, feat_cache=None, feat_idx=None: attend(block, x)
+    # Their own round to float32 on the way.
+    WanUpsample.forward = QwenImageUpsample.forward = torch.nn.Upsample.forward
+    for kind in (WanAttentionBlock, QwenImageAttentionBlock):  # diffusers' encoders give it a cache, which it does not take
+        kind.forward = lambda block, x, *cache, attend=kind.forward, **more: attend(block, x)
     for seed, (case, (config, options)) in enumerate(UNETS.items()):
         if not wanted or case in wanted:
             unet(case, config, seed=100 * seed, **options)
@@ -802,7 +896,17 @@ def main(wanted):
             t5(case, T5EncoderModel(T5Config(**config)), config, length, real, seed=6000 + 100 * seed)
     for seed, (case, (config, (length, real, layers))) in enumerate(QWEN3S.items()):
         if not wanted or case in wanted:
-            qwen3(case, config, length, real, layers, seed=8000 + 100 * seed)
+            decoder(case, Qwen3Model(Qwen3Config(**config)), config, length, real, layers, seed=8000 + 100 * seed)
+    for seed, (case, (config, (length, real, layers))) in enumerate(QWEN25_VLS.items()):
+        if not wanted or case in wanted:
+            decoder(case, Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**config)), config, length, real, layers,
+                    seed=10000 + 100 * seed)
+    for seed, (case, (config, size, lengths, room)) in enumerate(QWEN_IMAGES.items()):
+        if not wanted or case in wanted:
+            qwen_image(case, config, size, lengths, room, seed=11000 + 100 * seed)
+    for seed, (case, (config, size)) in enumerate(QWEN_VAES.items()):
+        if not wanted or case in wanted:
+            qwen_vae(case, config, size, seed=12000 + 100 * seed)
     for seed, (case, (config, size, lengths, room)) in enumerate(Z_IMAGES.items()):
         if not wanted or case in wanted:
             z_image(case, config, size, lengths, room, seed=9000 + 100 * seed)

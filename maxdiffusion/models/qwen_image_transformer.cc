@@ -1,0 +1,144 @@
+#include "maxdiffusion/models/qwen_image_transformer.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <numeric>
+#include <string>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/models/config_reader.h"
+#include "maxdiffusion/models/joint_blocks.h"
+#include "maxdiffusion/nn/layers.h"
+#include "maxdiffusion/nn/rotary.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md {
+namespace {
+
+using Config = QwenImageTransformerConfig;
+using joint::linear;
+constexpr double kTextEps = 1e-6;
+constexpr joint::BlockNames kNames = {"img_mod.1", "txt_mod.1", "img_mlp", "txt_mlp"};
+
+/// SiLU of the time's embedding, [B, D].
+Tensor embed_time(const Scope& root, const Config& c, Tensor timestep) {
+  ScopeOptions o = root.options();
+  o.activations = DType::f32;
+  const Scope s = root.with(o) / "time_text_embed.timestep_embedder";
+  auto path = s.path_scope();
+  return cast(silu(joint::embedded_number(s, joint::f32(timestep), c.width())), root.dtype());
+}
+
+nn::Rotary joined(const std::vector<nn::Rotary>& all, int64_t axis) {
+  std::vector<Tensor> cosines, sines;
+  for (const nn::Rotary& r : all) cosines.push_back(r.cosines), sines.push_back(r.sines);
+  return {concatenate(cosines, axis), concatenate(sines, axis)};
+}
+
+/// Of the image's tokens, rows and columns counted from its middle, then of the text's, the same number on all axes:
+/// behind the image's last row and column, whichever is farther.
+nn::Rotary positions(Graph& g, const Config& c, int64_t rows, int64_t columns, int64_t text) {
+  const nn::Rotary image =
+      nn::grid_rotary(g, {1, rows, columns}, c.axes_dims_rope, 10000, {0, rows / 2 - rows, columns / 2 - columns});
+  std::vector<nn::Rotary> axes;
+  for (int64_t features : c.axes_dims_rope)
+    if (features > 0) axes.push_back(nn::grid_rotary(g, {text}, {features}, 10000, {std::max(rows, columns) / 2}));
+  return joined({image, joined(axes, 3)}, 1);
+}
+
+void check_inputs(const Config& c, const QwenImageInputs& in) {
+  Tensor x = in.sample;
+  auto shown = [](Tensor t) { return t ? to_string(t.shape()) : "absent"; };
+  check(x && x.rank() == 3 && x.dim(2) == c.in_channels && in.rows > 0 && in.columns > 0 &&
+            x.dim(1) == in.rows * in.columns,
+        Code::invalid_graph, "qwen_image_transformer: sample is {} of {}×{} tokens, expected [B, {}, {}]", shown(x),
+        in.rows, in.columns, in.rows * in.columns, c.in_channels);
+  const int64_t batch = x.dim(0);
+  check(in.timestep && in.timestep.dims() == Dims{batch}, Code::invalid_graph,
+        "qwen_image_transformer: timestep is {}, expected [{}]", shown(in.timestep), batch);
+  check(in.text && in.text.rank() == 3 && in.text.dim(0) == batch && in.text.dim(2) == c.joint_attention_dim,
+        Code::invalid_graph, "qwen_image_transformer: text is {}, expected [{}, L, {}]", shown(in.text), batch,
+        c.joint_attention_dim);
+  check(in.lengths && in.lengths.shape() == Shape{DType::s32, {batch}}, Code::invalid_graph,
+        "qwen_image_transformer: lengths are {}, expected s32 [{}]", shown(in.lengths), batch);
+}
+
+}  // namespace
+
+QwenImageTransformerConfig QwenImageTransformerConfig::from_json(const nlohmann::json& config) {
+  ConfigReader r(config, "QwenImageTransformer2DModel config");
+  QwenImageTransformerConfig c;
+  // Of a model that is distilled, of one that makes layers, and of one that knows reference images by their time.
+  for (const char* other : {"guidance_embeds", "use_additional_t_cond", "use_layer3d_rope", "zero_cond_t"})
+    r.neutral(other, {false});
+  r.ignore({"pooled_projection_dim"});
+  c.patch_size = r.get("patch_size", c.patch_size);
+  c.in_channels = r.get("in_channels", c.in_channels);
+  if (config.contains("out_channels")) c.out_channels = r.get_optional<int64_t>("out_channels");
+  c.num_layers = r.get("num_layers", c.num_layers);
+  c.attention_head_dim = r.get("attention_head_dim", c.attention_head_dim);
+  c.num_attention_heads = r.get("num_attention_heads", c.num_attention_heads);
+  c.joint_attention_dim = r.get("joint_attention_dim", c.joint_attention_dim);
+  c.axes_dims_rope = r.get("axes_dims_rope", c.axes_dims_rope);
+  r.finish();
+
+  r.positive({{"patch_size", c.patch_size},
+              {"in_channels", c.in_channels},
+              {"out_channels", c.out_channels.value_or(1)},
+              {"num_layers", c.num_layers},
+              {"attention_head_dim", c.attention_head_dim},
+              {"num_attention_heads", c.num_attention_heads},
+              {"joint_attention_dim", c.joint_attention_dim}});
+  check(c.axes_dims_rope.size() == 3, Code::invalid_config, "{}: 'axes_dims_rope' has {} entries, expected 3", r.what(),
+        c.axes_dims_rope.size());
+  for (int64_t v : c.axes_dims_rope)
+    check(v >= 0 && v % 2 == 0, Code::invalid_config, "{}: 'axes_dims_rope' holds {}, expected even numbers", r.what(),
+          v);
+  const int64_t features = std::accumulate(c.axes_dims_rope.begin(), c.axes_dims_rope.end(), int64_t{0});
+  check(features == c.attention_head_dim, Code::invalid_config,
+        "{}: the sum of 'axes_dims_rope' is {}, expected 'attention_head_dim' = {}", r.what(), features,
+        c.attention_head_dim);
+  return c;
+}
+
+Tensor qwen_image_transformer(const Scope& s, const Config& c, const QwenImageInputs& in) {
+  auto path = s.path_scope();
+  check_inputs(c, in);
+  Tensor conditions = embed_time(s, c, in.timestep);
+  Tensor image = joint::stream(linear(s / "img_in", cast(in.sample, s.dtype()), c.width(), "", axis::kEmbed));
+  Tensor text = nn::rms_norm(s / "txt_norm", cast(in.text, s.dtype()), kTextEps);
+  text = joint::stream(linear(s / "txt_in", text, c.width(), "", axis::kEmbed));
+  const int64_t image_tokens = in.rows * in.columns;
+  const joint::Block block{.sizes = {c.num_attention_heads, c.attention_head_dim},
+                           .names = kNames,
+                           .conditions = conditions,
+                           .positions = positions(s.graph(), c, in.rows, in.columns, text.dim(1)),
+                           .lengths = in.lengths + image_tokens};
+  const std::vector<Tensor> streams =
+      nn::repeat(s / "transformer_blocks", c.num_layers, std::vector{text, image},
+                 [&](const Scope& b, const std::vector<Tensor>& xs) { return joint::block(b, block, xs); });
+  return joint::last_layer(s, streams[1], conditions, c.token_channels());
+}
+
+void trace_qwen_image_transformer(const Scope& s, const Config& c) {
+  auto zeros = [&](Dims dims) { return full(s.graph(), 0, {DType::f32, std::move(dims)}); };
+  qwen_image_transformer(s, c,
+                         {.sample = zeros({1, 1, c.in_channels}),
+                          .rows = 1,
+                          .columns = 1,
+                          .timestep = zeros({1}),
+                          .text = zeros({1, 1, c.joint_attention_dim}),
+                          .lengths = full(s.graph(), 1, {DType::s32, {1}})});
+}
+
+WeightNameMap original_qwen_image_names(const Config&) {
+  return {.of = [](const std::string& name) {
+    return std::vector<WeightAlias>{{.prefix = "", .name = name},
+                                    {.prefix = "model.diffusion_model.", .name = name},
+                                    {.prefix = "diffusion_model.", .name = name}};
+  }};
+}
+
+}  // namespace md

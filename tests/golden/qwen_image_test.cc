@@ -1,0 +1,74 @@
+// QwenImageTransformer2DModel against diffusers: outputs and all gradients on tiny random
+// configs, in every way that blocks are run.
+#include <fmt/core.h>
+#include <gtest/gtest.h>
+
+#include "maxdiffusion/models/qwen_image_transformer.h"
+#include "tests/golden/model_case.h"
+
+namespace md {
+namespace {
+
+/// Rows and columns of tokens, which the goldens do not hold.
+std::pair<int64_t, int64_t> tokens_of(const QwenImageTransformerConfig& c) {
+  if (c.num_layers == 2) return {3, 4};
+  return c.num_layers == 3 ? std::pair<int64_t, int64_t>{7, 5} : std::pair<int64_t, int64_t>{6, 1};
+}
+
+NamedTensors run_qwen_image(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
+  const auto config = QwenImageTransformerConfig::from_json(json);
+  const auto [rows, columns] = tokens_of(config);
+  return {{"sample", qwen_image_transformer(s, config,
+                                            {.sample = in.at("sample"),
+                                             .rows = rows,
+                                             .columns = columns,
+                                             .timestep = in.at("timestep"),
+                                             .text = in.at("text"),
+                                             .lengths = in.at("lengths")})}};
+}
+
+class QwenImageTransformer : public testing::TestWithParam<Way> {};
+TEST_P(QwenImageTransformer, GivesTheOutputsAndGradientsOfTheReference) {
+  expect_reference(GetParam(), run_qwen_image);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Goldens, QwenImageTransformer,
+    testing::Values(Way{"TextsOfTwoLengths", "qwen_image"}, Way{"OddSizes", "qwen_image_odd"},
+                    Way{"TextsThatFillTheirRoom", "qwen_image_full"},
+                    Way{"WithoutKernels", "qwen_image_odd", {}, false},
+                    Way{"ScannedAndRecomputed", "qwen_image", {.remat = "FULL", .scan_layers = true}},
+                    Way{"ScannedAndOptimized", "qwen_image_odd", {.remat = "FLUX_OPTIMIZED", .scan_layers = true}},
+                    Way{"Flash", "qwen_image", {.attention = "flash", .flash_min_seq_length = 1}, false}),
+    [](const auto& info) { return info.param.name; });
+
+// Weights are bf16 numbers; activations have 8 bits, but for what is in f32: the time's embedding, norms, modulation,
+// the last projection.
+TEST(QwenImageInBf16, GivesOutputsAndGradientsNearTheReference) {
+  const ModelCase c = load_case("qwen_image");
+  const ModelRun run = run_case(c, run_qwen_image, {.weights = DType::bf16, .activations = DType::bf16});
+  const Distance out = distance(run.outputs, c.outputs), grads = distance(run.grads, c.grads);
+  fmt::print("  outputs {:.2g} ({}), gradients {:.2g} ({})\n", out.value, out.name, grads.value, grads.name);
+  EXPECT_LE(out.value, 0.02) << "worst at " << out.name;
+  EXPECT_LE(grads.value, 0.1) << "worst at " << grads.name;
+}
+
+// No prediction depends on what fields have behind a text, or on how much.
+TEST(QwenImage, ReadsNothingBehindATextsTokens) {
+  const ModelCase c = load_case("qwen_image_odd");
+  ModelCase other = c;
+  HostArray text(c.inputs.at("text").shape());
+  std::copy_n(c.inputs.at("text").data(), text.bytes(), text.mutable_data());
+  auto v = text.mutable_view<float>();
+  const size_t room = 16, features = 6;
+  const size_t lengths[] = {1, 6, 3};
+  for (size_t b = 0; b < 3; ++b)
+    for (size_t i = lengths[b] * features; i < room * features; ++i) v[b * room * features + i] = 100;
+  other.inputs["text"] = text;
+  other.dots = c.dots;
+  const HostArrays got = run_case(other, run_qwen_image).outputs, want = run_case(c, run_qwen_image).outputs;
+  EXPECT_EQ(got.at("sample").to_doubles(), want.at("sample").to_doubles());
+}
+
+}  // namespace
+}  // namespace md
