@@ -1,11 +1,14 @@
 #include "tests/lora/models.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/original_weight_names.h"
 #include "maxdiffusion/models/unet2d.h"
@@ -119,6 +122,28 @@ std::string message_of(const std::function<void()>& f) {
     return e.what();
   }
   return "no error";
+}
+
+HostArrays LoraOverZeros::changes(const LoraFile& lora) const {
+  HostArrays values, out;
+  for (const Param& p : params.params()) values[p.input] = zeros_like(HostArray(p.shape));
+  merge_loras({{lora, 1}}, params, values);
+  for (const auto& [name, array] : values)
+    if (std::ranges::any_of(array.to_doubles(), [](double v) { return v != 0; })) out[name] = array;
+  return out;
+}
+
+void LoraOverZeros::expect_equal(const LoraFile& a, const LoraFile& b) {
+  ASSERT_EQ(a.pairs.size(), b.pairs.size());
+  for (const auto& [component, pairs] : b.pairs) {
+    ASSERT_EQ(a.pairs.at(component).size(), pairs.size());
+    for (const auto& [path, pair] : pairs) {
+      const LoraPair& other = a.pairs.at(component).at(path);
+      EXPECT_EQ(other.down.to_doubles(), pair.down.to_doubles()) << path;
+      EXPECT_EQ(other.up.to_doubles(), pair.up.to_doubles()) << path;
+      EXPECT_EQ(other.alpha, pair.alpha) << path;
+    }
+  }
 }
 
 }  // namespace md

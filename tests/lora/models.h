@@ -1,11 +1,14 @@
 // The tiny models of tests/golden as a pipeline has them, with the LoRA matrices of tests/golden/lora/files.*.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 
+#include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/lora/lora_file.h"
 #include "tests/golden/model_case.h"
 
@@ -43,5 +46,19 @@ HostArrays recorded_matrices(const std::string& which);
 
 /// A message of the error that f throws, with notes; "no error".
 std::string message_of(const std::function<void()>& f);
+
+/// Models whose weights are zeros: what is merged into them is what a file adds.
+struct LoraOverZeros : testing::Test {
+  Graph graph;
+  ParamTable params;
+  LoraNames names{.denoisers = {"transformer"}};
+  TemporaryFolder folder;
+
+  LoraFile read(const std::string& path) const { return read_lora(path, LoraTargets(params, names)); }
+  /// By input name, of the parameters that the file changes.
+  HostArrays changes(const LoraFile& lora) const;
+  /// The layers that both have pairs for are the same, with equal numbers.
+  static void expect_equal(const LoraFile& a, const LoraFile& b);
+};
 
 }  // namespace md
