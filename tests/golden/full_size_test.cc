@@ -10,12 +10,15 @@
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/clip_vision.h"
+#include "maxdiffusion/models/decoder_transformer.h"
 #include "maxdiffusion/models/flux_transformer.h"
+#include "maxdiffusion/models/qwen_image_transformer.h"
 #include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/vae.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/wan_vae.h"
+#include "maxdiffusion/models/z_image_transformer.h"
 #include "tests/golden/model_case.h"
 
 namespace md {
@@ -101,6 +104,35 @@ void trace_flux(const Scope& s, const nlohmann::json& json) {
   EXPECT_EQ(to_string(flux_transformer(s, c, in).shape()), "f32[1,256,64]");
 }
 
+/// 256² pixels and 64 tokens of text.
+void trace_z_image(const Scope& s, const nlohmann::json& json) {
+  const ZImageTransformerConfig c = ZImageTransformerConfig::from_json(json);
+  Graph& g = s.graph();
+  const ZImageInputs in{.sample = g.input("sample", {DType::f32, {1, 32, 32, c.in_channels}}),
+                        .time = g.input("t", {DType::f32, {1}}),
+                        .text = g.input("text", {DType::f32, {1, 64, c.cap_feat_dim}}),
+                        .lengths = g.input("lengths", {DType::s32, {1}})};
+  EXPECT_EQ(to_string(z_image_transformer(s, c, in).shape()), "f32[1,32,32,16]");
+}
+
+void trace_qwen_image(const Scope& s, const nlohmann::json& json) {
+  const QwenImageTransformerConfig c = QwenImageTransformerConfig::from_json(json);
+  Graph& g = s.graph();
+  const QwenImageInputs in{.sample = g.input("sample", {DType::f32, {1, 256, c.in_channels}}),
+                           .rows = 16,
+                           .columns = 16,
+                           .timestep = g.input("t", {DType::f32, {1}}),
+                           .text = g.input("text", {DType::f32, {1, 64, c.joint_attention_dim}}),
+                           .lengths = g.input("lengths", {DType::s32, {1}})};
+  EXPECT_EQ(to_string(qwen_image_transformer(s, c, in).shape()), "f32[1,256,64]");
+}
+
+template <class Config>
+void trace_decoder_64(const Scope& s, const nlohmann::json& json) {
+  const auto c = Config::from_json(json);
+  decoder_hidden_states(s, c, s.graph().input("ids", {DType::s32, {1, 64}}), {c.num_hidden_layers});
+}
+
 /// Lines of the file; "blocks.{0..29}.x" stands for blocks.0.x to blocks.29.x.
 std::set<std::string> lines_of(const std::string& path) {
   std::istringstream text(read_file(path));
@@ -155,6 +187,10 @@ INSTANTIATE_TEST_SUITE_P(
                     Full{"vae_flux", 83819683, 244, 6960840704.0, trace_vae},
                     Full{"flux_dev", 11901408320, 1160, 10347697668096.0, trace_flux},
                     Full{"flux_schnell", 11891178560, 1156, 10347677220864.0, trace_flux},
+                    Full{"z_image", 6154908736, 521, 3674999750656.0, trace_z_image},
+                    Full{"qwen_image", 20430401088, 1933, 4439410212864.0, trace_qwen_image},
+                    Full{"qwen3_4b", 4022468096, 398, 467480346624.0, trace_decoder_64<Qwen3Config>},
+                    Full{"qwen25_vl_7b", 7070619136, 338, 836881088512.0, trace_decoder_64<Qwen25VlConfig>},
                     Full{"wan_vae_21", 126892531, 194, 36452737024.0, trace_wan_vae},
                     Full{"wan_vae_22", 704688668, 196, 58859534336.0, trace_wan_vae},
                     Full{"wan22_ti2v_5b", 4999787712, 825, 1035554783232.0, trace_wan_of_times}),

@@ -406,6 +406,14 @@ FULL = {
                                      use_quant_conv=False, use_post_quant_conv=False)),
     "flux_dev": (FluxTransformer2DModel, dict(guidance_embeds=True)),
     "flux_schnell": (FluxTransformer2DModel, dict()),
+    "z_image": (ZImageTransformer2DModel, dict(axes_lens=[1536, 512, 512])),
+    "qwen3_4b": (Qwen3Model, dict(
+        vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
+        num_key_value_heads=8, head_dim=128)),
+    "qwen_image": (QwenImageTransformer2DModel, dict()),
+    "qwen25_vl_7b": (Qwen2_5_VLTextModel, dict(
+        vocab_size=152064, hidden_size=3584, intermediate_size=18944, num_hidden_layers=28, num_attention_heads=28,
+        num_key_value_heads=4)),
     "wan21_t2v_1_3b": (WanTransformer3DModel, dict(num_attention_heads=12, ffn_dim=8960, num_layers=30)),
     # Also both experts of Wan 2.2 T2V-A14B.
     "wan21_t2v_14b": (WanTransformer3DModel, dict()),
@@ -843,7 +851,7 @@ def collapsed(names):
     """Lines "name sizes"; lines that differ in one number only, which counts from 0, as one with {0..n}."""
     groups = {}
     for line in names:
-        groups.setdefault(re.sub(r"\b(\w*transformer_)?blocks\.\d+\.", r"\1blocks.#.", line), []).append(line)
+        groups.setdefault(re.sub(r"\b((?:\w*transformer_)?blocks|layers)\.\d+\.", r"\1.#.", line), []).append(line)
     lines = []
     for key, members in groups.items():
         whole = {key.replace("#", str(i)) for i in range(len(members))}
@@ -858,7 +866,7 @@ def full(name, kind, config):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.json").write_text(json.dumps(config_of(model), indent=1, default=list) + "\n")
     lines = sorted(f"{published(model, k)} {'x'.join(map(str, p.shape))}" for k, p in model.named_parameters())
-    written = collapsed(lines) if name.startswith(("wan", "flux")) else lines
+    written = collapsed(lines) if name.startswith(("wan", "flux", "qwen", "z_image")) else lines
     (folder / f"{name}.txt").write_text("\n".join(written) + "\n")
     print(f"full/{name}: {sum(p.numel() for p in model.parameters())} parameters, {len(lines)} tensors")
 
