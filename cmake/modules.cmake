@@ -163,6 +163,15 @@ function(md_bench name)
   target_compile_definitions(${name} PRIVATE MD_SOURCE_DIR="${CMAKE_SOURCE_DIR}" MD_DEPS_DIR="${MD_DEPS}")
 endfunction()
 
+# A program that packages hold, in bin/ or libexec/: it finds its libraries from its own place, and has what they call of
+# newer C libraries. RPATH, not RUNPATH: it leads the libraries' own libraries as well.
+function(md_packaged program)
+  target_sources(${program} PRIVATE ${CMAKE_SOURCE_DIR}/apps/older_libc.cc)
+  file(RELATIVE_PATH parts /${CMAKE_INSTALL_BINDIR} /${MD_PARTS_FOLDER})
+  set_target_properties(${program} PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN/${parts}")
+  target_link_options(${program} PRIVATE LINKER:--disable-new-dtags LINKER:--export-dynamic-symbol=arc4random)
+endfunction()
+
 md_module(base LIBRARIES spdlog::spdlog yaml-cpp PkgConfig::XXHASH ${CMAKE_DL_LIBS})
 set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/base/version.cc PROPERTIES
                             COMPILE_DEFINITIONS MD_VERSION="${PROJECT_VERSION}")
@@ -245,6 +254,10 @@ foreach(library libarrow libarrow_s3 libparquet)
   file(CREATE_LINK ${MD_DEPS}/pyarrow/${library}.so.2600 ${CMAKE_BINARY_DIR}/${library}.so.2600 SYMBOLIC)
 endforeach()
 # The same for processes: md_mpi joins those that an MPI launcher starts.
+# Fedora and openSUSE keep it in folders that are no system's default.
+file(GLOB mpich_folders /usr/lib64/mpich/lib/pkgconfig /usr/lib64/mpi/gcc/mpich/lib*/pkgconfig)
+list(JOIN mpich_folders : mpich_folders)
+set(ENV{PKG_CONFIG_PATH} "$ENV{PKG_CONFIG_PATH}:${mpich_folders}")
 pkg_check_modules(MPICH REQUIRED IMPORTED_TARGET mpich)
 add_library(md_mpi MODULE ${CMAKE_SOURCE_DIR}/maxdiffusion/processes/mpi/library.cc
             ${CMAKE_SOURCE_DIR}/maxdiffusion/base/error.cc)
@@ -309,14 +322,20 @@ add_dependencies(keys_tests profiling)
 md_tests(cli DEVICE USES data SHARDS 6 COST 60
          QUICK Docs*:FreshMachine.*:Program.*:Train.WritesEverythingARunPromises)
 # What `maxdiffusion accelerator_check` runs on a device: records beside the CPU, collectives, random numbers, attention,
-# goldens. It starts without the build's folder, with its goldens where MD_TEST_GOLDENS says.
+# goldens. It starts without the build's folder, with its goldens where MD_TEST_GOLDENS says; no path of the sources is
+# in it.
+set(of_other_tests tests/golden/models_test.cc tests/golden/flux_transformer_test.cc
+                   tests/golden/wan_transformer_test.cc tests/autodiff/random_test.cc)
+set(short_paths -fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=)
+set_source_files_properties(${of_other_tests} PROPERTIES COMPILE_OPTIONS ${short_paths})
 file(GLOB device_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/device/*.cc)
-add_executable(device_tests EXCLUDE_FROM_ALL ${device_sources}
-  "$<FILTER:$<TARGET_OBJECTS:golden_tests>,INCLUDE,/(models_test|flux_transformer_test|wan_transformer_test|model_case).cc>"
+add_executable(device_tests EXCLUDE_FROM_ALL ${device_sources} ${CMAKE_SOURCE_DIR}/tests/golden/model_case.cc
+  "$<FILTER:$<TARGET_OBJECTS:golden_tests>,INCLUDE,/(models_test|flux_transformer_test|wan_transformer_test).cc>"
   "$<FILTER:$<TARGET_OBJECTS:autodiff_tests>,INCLUDE,/random_test.cc>")
 target_link_libraries(device_tests PRIVATE md_models md_autodiff md_runtime md_checkpoint GTest::gtest_main)
-target_compile_options(device_tests PRIVATE $<$<CONFIG:Release>:-O0>)
+target_compile_options(device_tests PRIVATE $<$<CONFIG:Release>:-O0> ${short_paths})
 target_precompile_headers(device_tests REUSE_FROM test_headers)
+md_packaged(device_tests)
 add_dependencies(cli_tests device_tests random_weights)
 add_dependencies(cli_tests profiling old_api not_a_plugin hanging aborting)
 md_tests(interop DEVICE USES base LABELS interop)  # run by `./run test interop` alone
@@ -373,6 +392,7 @@ target_link_libraries(checkpoint_bench PRIVATE md_allocator md_ops md_runtime md
 # Model folders of the published sizes; see bench/real.py.
 add_executable(random_weights EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/random_weights.cc)
 target_link_libraries(random_weights PRIVATE md_allocator md_families)
+md_packaged(random_weights)
 
 # A video autoencoder; see bench/video.py.
 add_executable(video_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/video_bench.cc)

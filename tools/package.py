@@ -46,6 +46,9 @@ PLUGIN, VOCABULARY = 'fastatomstruct_xla_cpu/libpjrt_cpu.so', 'open_clip/bpe_sim
 FONTS = {'DejaVuSans.ttf': '/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf',
          'NotoColorEmoji.ttf': '/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf',
          'emoji-test.txt': '/usr/share/unicode/emoji/emoji-test.txt'}
+# What `accelerator_check` needs beside the program: programs of its own, and what they and it read.
+TOOLS = ('device_tests', 'random_weights')
+TESTS_OF_GOLDENS = ('models_test.cc', 'flux_transformer_test.cc', 'wan_transformer_test.cc')
 LIBRARIES = 'lib/maxdiffusion/'
 SHARE = 'share/maxdiffusion/'
 # Packages of Python that a GPU or a TPU needs beside the plugin, whose versions cmake/wheels_*.txt pin.
@@ -285,6 +288,35 @@ class Package:
         for package in self.debian_packages():
             self.add(f'{SHARE}licences/{package}', f'/usr/share/doc/{package}/copyright')
 
+    def add_shared(self, *paths):
+        for path in paths:
+            self.add(SHARE + path, os.path.join(self.source, path))
+
+    def add_accelerator_check(self):
+        for name in TOOLS:
+            file = os.path.join(self.build, name)
+            if not os.path.exists(file):
+                fail(f'{file} is not built; try: ninja -C {self.build} {" ".join(TOOLS)}')
+            self.files['libexec/' + name] = (self.stripped(file), True)
+            self.origins['libexec/' + name] = file
+            for library in needed(file):
+                if not SYSTEM.fullmatch(library) and LIBRARIES + library not in self.files:
+                    fail(f'{name} links {library}, which the program does not')
+        manifests = os.listdir(os.path.join(self.source, 'bench/accelerator'))
+        self.add_shared('bench/accelerator_peer.py', *(f'bench/accelerator/{name}' for name in manifests))
+        for name in manifests:
+            with open(os.path.join(self.source, 'bench/accelerator', name)) as f:
+                for model in json.load(f)['models']:
+                    self.add_shared(*(f'tests/golden/full/{part}.json' for part in model.get('parts', {}).values()))
+        goldens, tests = os.path.join(self.source, 'tests/golden'), ''
+        for name in TESTS_OF_GOLDENS:
+            with open(os.path.join(goldens, name)) as f:
+                tests += f.read()
+        for name in os.listdir(goldens):
+            folder = os.path.join(goldens, name)
+            if f'"{name}"' in tests and os.path.isdir(folder):
+                self.add_shared(*(f'tests/golden/{name}/{file}' for file in os.listdir(folder)))
+
     def add_plugin(self):
         self.add(LIBRARIES + os.path.basename(PLUGIN), os.path.join(self.wheels, PLUGIN))
 
@@ -516,6 +548,9 @@ def main():
         file = os.path.join(arguments.out, f'maxdiffusion_cpp-{version}-{tag}.whl')
         write_wheel(package, file, version, tag, epoch, 1 if arguments.fast else 9)
         said(file)
+    if set(wanted) != {'wheel'}:
+        package.add_accelerator_check()
+        package.check()
     if not arguments.without_plugin:
         package.add_plugin()
     text = with_bill()

@@ -52,16 +52,16 @@ std::string shared_folder() {
   for (const fs::path& folder : {prefix, prefix / "share/maxdiffusion"})
     if (fs::exists(folder / "bench/accelerator")) return folder;
   throw Error(Code::io,
-              fmt::format("accelerator_check: '{}' is neither in a build folder of the sources nor installed with "
-                          "share/maxdiffusion/bench/accelerator",
-                          program.string()));
+              fmt::format("accelerator_check: '{}' has no share/maxdiffusion/bench/accelerator with it; expected the "
+                          "program of a clone or of the tar",
+                          program.string()))
+      .note("try: ./run package tar in a clone, and the program in that tar; a wheel holds no tests");
 }
 
-/// A program that lies beside this one, or was installed with it; empty: there is none.
+/// A program that lies beside this one, or came with it in libexec/; empty: there is none.
 std::string tool(const std::string& name) {
   const fs::path folder = fs::path(own_program()).parent_path();
-  for (const fs::path& file :
-       {folder / name, folder / "../lib/maxdiffusion" / name, folder / "../libexec/maxdiffusion" / name})
+  for (const fs::path& file : {folder / name, folder / "../libexec" / name})
     if (fs::exists(file)) return fs::weakly_canonical(file);
   return "";
 }

@@ -9,9 +9,17 @@
 namespace md {
 namespace {
 
+/// The files that are merged.
+struct MergeKeys : LoraKeys {
+  template <class V>
+  void visit(V&& v) {
+    visit_files(v);
+  }
+};
+
 void merge(const Words& words) {
   ConvertKeys keys;
-  LoraKeys files;
+  MergeKeys files;
   assign(words, 3, keys, files);
   convert(words[1], words[2], keys, files);
 }
@@ -51,7 +59,7 @@ void lora(const Words& words) {
 }
 
 void print_tools_keys(const KeyPrinter& print) {
-  print_own_keys<ConvertKeys, LoraKeys>(print, "merge");
+  print_own_keys<ConvertKeys, MergeKeys>(print, "merge");
   print_own_keys<ExtractKeys>(print, "extract");
   print_own_keys<ResizeKeys>(print, "resize");
 }

@@ -22,13 +22,7 @@ struct LoraKeys {
   std::optional<double> lora_alpha;
   template <class V>
   void visit(V&& v) {
-    v("lora_files", lora_files, "LoRA files or folders added to the weights; a list, or one text with commas",
-      KeyPath::input_or_word);
-    v("lora_scales", lora_scales, "factor of each of lora_files; empty: 1");
-    v("lora_config", lora_config,
-      "LoRA files as lists: lora_model_name_or_path, weight_name (with two denoisers: high_noise_weight_name, "
-      "low_noise_weight_name), adapter_name, rank, scale, from_pt");
-    v("enable_lora", enable_lora, "false: lora_config is ignored");
+    visit_files(v);
     v("train_lora", train_lora, "train low-rank matrices (LoRA), with the weights frozen");
     v("lora_rank", lora_rank, "rank of the trained matrices");
     v("lora_alpha", lora_alpha, "B·A is multiplied by lora_alpha / lora_rank; null: by 1");
@@ -38,6 +32,17 @@ struct LoraKeys {
     v("lora_init", lora_init,
       "LoRA file whose matrices training starts from; empty: random A, zero B. An alpha in the file must be lora_alpha",
       KeyPath::input);
+  }
+  /// Those of files that are added to weights, which are all that does not train.
+  template <class V>
+  void visit_files(V&& v) {
+    v("lora_files", lora_files, "LoRA files or folders added to the weights; a list, or one text with commas",
+      KeyPath::input_or_word);
+    v("lora_scales", lora_scales, "factor of each of lora_files; empty: 1");
+    v("lora_config", lora_config,
+      "LoRA files as lists: lora_model_name_or_path, weight_name (with two denoisers: high_noise_weight_name, "
+      "low_noise_weight_name), adapter_name, rank, scale, from_pt");
+    v("enable_lora", enable_lora, "false: lora_config is ignored");
   }
 };
 

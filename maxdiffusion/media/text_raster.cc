@@ -19,11 +19,11 @@ struct Font {
 
   Font() {
     if (FT_Init_FreeType(&library) != 0) library = nullptr;
-    // Where the program, Debian, Fedora, Arch and Alpine have it.
+    // Where the program, Debian, Fedora, Arch and openSUSE have it.
     const std::string file = shipped_file_or(
         "fonts/DejaVuSans.ttf",
         {"/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf", "/usr/share/fonts/dejavu-sans-fonts/DejaVuSans.ttf",
-         "/usr/share/fonts/TTF/DejaVuSans.ttf", "/usr/share/fonts/dejavu/DejaVuSans.ttf"});
+         "/usr/share/fonts/TTF/DejaVuSans.ttf", "/usr/share/fonts/truetype/DejaVuSans.ttf"});
     if (!library || FT_New_Face(library, file.c_str(), 0, &face) != 0) {
       face = nullptr;
       log_warning("the font DejaVuSans.ttf cannot be read: images get no captions (Debian package fonts-dejavu-core)");

@@ -76,12 +76,20 @@ AttentionBlocks blocks_of_chip(const std::string& kind) {
   return {};
 }
 
+// Logits of a CPU without kernels of ours (another plugin, float16) are stored up to this: more comes in blocks,
+// whatever is requested, since the memory of a CPU's devices is the machine's.
+constexpr int64_t kMostLogitsOnCpu = int64_t{256} << 20;
+
 struct AttentionCall {
   Tensor q, k, v;
   const AttentionOptions& options;
   const KernelName& requested;
 
   bool is_long() const { return std::min(q.dim(1), k.dim(1)) >= options.flash_min_seq_length; }
+  bool stores_too_much() const {
+    return q.graph().options().platform == Platform::cpu &&
+           q.dim(0) * q.dim(2) * q.dim(1) * k.dim(1) > kMostLogitsOnCpu / 4;
+  }
   LocalAttention how(bool in_blocks) const {
     return {.scale = options.scale,
             .precision = options.precision,
@@ -101,7 +109,7 @@ const char* cpu_kernel_refuses(const AttentionCall& c) {
 }
 
 const char* flash_refuses(const AttentionCall& c) {
-  if (!c.requested.flash) return "it is not requested";
+  if (!c.requested.flash && !c.stores_too_much()) return "it is not requested";
   if (c.options.bias) return "there is a bias";
   if (!c.q.graph().options().one_device()) return "the model sets no logical axes of attention";
   return c.is_long() ? nullptr : "a length is below flash_min_seq_length";

@@ -26,7 +26,7 @@ const PlatformDef kCpuPlatform = {
     .ffi_platform = "Host",
     // The first plugin is compiled for processors since 2013 and ends by a signal on others; the second for all.
     .lacking =
-        [](std::string_view file) {
+        []([[maybe_unused]] std::string_view file) {
 #if defined(__x86_64__)
           static const bool modern = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
           if (!modern && file.ends_with("/libpjrt_cpu.so")) return std::string("AVX2");

@@ -276,6 +276,22 @@ TEST(AttentionTable, FlashKeepsNoLogits) {
   EXPECT_LT(flash, logits / 2);
 }
 
+// As with a CPU plugin that calls no kernels of ours: an image of 1024 has such lengths.
+TEST(AttentionTable, OfACpuKeepsNoLogitsThatFillItsMemory) {
+  auto stores_logits = [](Platform platform, int64_t length) {
+    GraphOptions on;
+    on.platform = platform;
+    Graph g(on);
+    const Shape shape = f32({1, length, 1, 8});
+    const Tensor q = g.input("q", shape), k = g.input("k", shape), v = g.input("v", shape);
+    g.output("y", attention(q, k, v, {.kernel = "dot_product"}));
+    return to_stablehlo(g).find(fmt::format("{0}x{0}x", length)) != std::string::npos;
+  };
+  EXPECT_TRUE(stores_logits(Platform::cpu, 1024));
+  EXPECT_FALSE(stores_logits(Platform::cpu, 16384));
+  EXPECT_TRUE(stores_logits(Platform::tpu, 16384)) << "which may be told attention=flash";
+}
+
 // Of each layer: its logits are 8 MiB, its queries 0.25.
 TEST(AttentionTable, DotProductKeepsNoLogitsForTheWayBack) {
   auto temporary = [](int layers) {

@@ -104,5 +104,15 @@ TEST_F(LoraTools, InfoPrintsRankAlphaTargetsAndMetadata) {
   EXPECT_EQ(maxdiffusion({"lora", "shrink"}).status, 2);
 }
 
+TEST_F(LoraTools, MergeHasNoKeysOfTraining) {
+  const std::string said = maxdiffusion({"help", "lora"}).out;
+  EXPECT_TRUE(contains(said, "  lora_scales: ")) << said;
+  EXPECT_FALSE(contains(said, "train_lora")) << said;
+  const Outcome o = maxdiffusion({"lora", "merge", folder, t / "merged", "lora_files=" + files, "lora_rank=2"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "lora_rank")) << o.err;
+  EXPECT_FALSE(exists(t / "merged"));
+}
+
 }  // namespace
 }  // namespace md

@@ -13,10 +13,11 @@ namespace md {
 
 struct EmojiConfig {
   // Where the program, Debian, Fedora, and Arch have them.
-  std::string font =
-      shipped_file_or("fonts/NotoColorEmoji.ttf", {"/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf",
-                                                   "/usr/share/fonts/google-noto-color-emoji-fonts/NotoColorEmoji.ttf",
-                                                   "/usr/share/fonts/noto/NotoColorEmoji.ttf"});
+  std::string font = shipped_file_or(
+      "fonts/NotoColorEmoji.ttf",
+      {"/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf",
+       "/usr/share/fonts/google-noto-color-emoji-fonts/NotoColorEmoji.ttf", "/usr/share/fonts/noto/NotoColorEmoji.ttf",
+       "/usr/share/fonts/truetype/NotoColorEmoji.ttf", "/usr/local/share/fonts/noto/NotoColorEmoji.ttf"});
   std::string names = shipped_file_or("fonts/emoji-test.txt", {"/usr/share/unicode/emoji/emoji-test.txt"});
   int64_t resolution = 64;  // pictures are resolution × resolution, on white
 };
