@@ -75,6 +75,8 @@ TEST(ArrayCache, GoesOnWhereItWasInterrupted) {
   ArrayCache cache(folder, "key", 23, 5);
   EXPECT_EQ(cache.parts_present(), 2);
   EXPECT_EQ(cache.next_missing()->begin, 10);
+  ASSERT_EQ(cache.missing().size(), 3U);
+  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(cache.missing()[i].begin, 10 + 5 * static_cast<int64_t>(i));
   EXPECT_EQ(fill(cache), 3);
   EXPECT_TRUE(cache.complete());
   expect_all(cache, 23);

@@ -71,6 +71,8 @@ TEST(AxisRules, EarlierRulesWinAndAnAxisIsUsedOnce) {
   const auto rules = AxisRules::parse("[['heads', 'tensor'], ['mlp', 'tensor'], ['embed', 'fsdp']]", kMesh);
   EXPECT_EQ(rules.resolve(m, {"embed", "heads"}, {8, 8}).dims, (Spec{{"fsdp"}, {"tensor"}}));
   EXPECT_EQ(rules.resolve(m, {"mlp", "heads"}, {8, 8}).dims, (Spec{{}, {"tensor"}}));  // tensor went to heads
+  const auto of_one = AxisRules::parse("[['embed', 'fsdp'], ['embed', 'tensor']]", kMesh);
+  EXPECT_EQ(of_one.resolve(m, {"embed"}, {8}).dims, (Spec{{"fsdp"}}));
 }
 
 TEST(AxisRules, ALaterRuleOfTheSameNameIsTheFallback) {

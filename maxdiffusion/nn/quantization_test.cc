@@ -75,6 +75,7 @@ TEST_F(QuantizationTest, FloatsAreMultipliedIntoWideSums) {
 TEST_F(QuantizationTest, OnlyModulesThatThePathMatchesFully) {
   const std::string text = program(model(root(keys("int8", R"(blocks\.1\..*|conv)"))));
   EXPECT_EQ(times(text, "-> tensor<2x4x4x3xi32>"), 1U) << text;
+  EXPECT_EQ(times(text, "-> tensor<2x4x4x2xi32>"), 0U) << text;  // conv_out begins with what the path names
 }
 
 TEST_F(QuantizationTest, GradientsAreThoseOfTheProductItself) {

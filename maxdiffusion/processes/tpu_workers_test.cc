@@ -49,6 +49,7 @@ TEST(TpuWorkers, AreReadFromEnvironmentOrMetadata) {
   expect(worker({{"TPU_WORKER_ID", "0"}, {"TPU_WORKER_HOSTNAMES", "localhost"}}), 0, 1, "localhost");
 }
 
+// S3-19
 TEST(TpuWorkers, OfSeveralSlicesAreNumberedBySlice) {
   const Texts two = {{"TPU_WORKER_ID", "1"}, {"TPU_WORKER_HOSTNAMES", "b-0,b-1"}};
   Texts sliced = two;

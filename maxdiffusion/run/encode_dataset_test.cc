@@ -49,8 +49,8 @@ LoadedImages with_pixels(const HostArray& pixels) {
 }
 CachedImages cached(const std::string& folder, const std::shared_ptr<const RecordSource>& source, int64_t together,
                     const std::function<HostArrays(const LoadedImages&)>& encode,
-                    const ImageConfig& config = {.resolution = 8}) {
-  return cache_images(sort_into_aspect_buckets(source, config, true), config, {folder, "key", "arrays", together},
+                    const ImageConfig& config = {.resolution = 8}, const std::string& key = "key") {
+  return cache_images(sort_into_aspect_buckets(source, config, true), config, {folder, key, "arrays", together},
                       [&](const LoadedImages& loaded, const Encoded&) { return encode(loaded); });
 }
 bool same(const HostArray& a, const HostArray& b) {
@@ -73,6 +73,9 @@ TEST(CacheImages, GoesOnWhereItWasKilledAndMakesNothingTwice) {
   seen = 0;
   EXPECT_EQ(cached(t / "cache", synthetic(25), 5, counting).size(), 25);
   EXPECT_EQ(seen, 0);
+  seen = -1000;  // what other models make is another cache
+  EXPECT_EQ(cached(t / "cache", synthetic(25), 5, counting, {.resolution = 8}, "other").size(), 25);
+  EXPECT_EQ(seen, -975);
   const HostArrays all = made(load_images(synthetic(25), {.resolution = 8}));
   for (int64_t i = 0; i < 25; ++i)
     ASSERT_TRUE(same(whole.buckets[0]->read(i).at("moments"), row_of(all.at("moments"), i))) << i;

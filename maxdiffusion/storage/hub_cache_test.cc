@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -36,7 +37,16 @@ class HubCache : public testing::Test {
 };
 
 // S4-9
-TEST_F(HubCache, FoldersComeFirst) { EXPECT_EQ(local_folder(t.path()), t.path()); }
+TEST_F(HubCache, FoldersComeFirst) {
+  EXPECT_EQ(local_folder(t.path()), t.path());
+  // One that is called as a model in the cache is.
+  const std::filesystem::path before = std::filesystem::current_path();
+  make_folders(t / "here/owner/name");
+  std::filesystem::current_path(t / "here");
+  const std::string found = local_folder("owner/name");
+  std::filesystem::current_path(before);
+  EXPECT_EQ(found, "owner/name");
+}
 
 // S4-11
 TEST_F(HubCache, RevisionsAreBranchesRefsAndCommits) {

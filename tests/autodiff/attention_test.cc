@@ -196,6 +196,7 @@ TEST(AttentionBlocks, OfAnySizeGiveTheSame) {
 }
 
 // 29 and 31 are prime: blocks of keys end in zeros.
+// S0-39
 TEST(AttentionBlocks, OfLengthsThatNothingDividesGiveTheSame) {
   for (const bool causal : {false, true}) {
     auto run = [&](const char* kernel, const AttentionBlocks& blocks) {
@@ -326,6 +327,7 @@ TEST(AttentionTable, DotProductInALoopSharesLogitsWithRecomputation) {
   EXPECT_EQ(barriers(true), 0);
 }
 
+// S0-62, S2-22
 TEST(AttentionTable, LogsOnceThatFlashIsDotProduct) {
   auto said = [](int64_t devices, AttentionOptions o) {
     GraphOptions options;
@@ -346,7 +348,8 @@ TEST(AttentionTable, LogsOnceThatFlashIsDotProduct) {
       << first;
   EXPECT_EQ(said(2, {.kernel = "flash"}), "");
   EXPECT_NE(said(2, {.kernel = "tokamax_flash"}).find("attention=tokamax_flash: dot_product"), std::string::npos);
-  EXPECT_NE(said(1, {.kernel = "flash", .flash_min_seq_length = 1024}).find("where a length is below"),
+  EXPECT_EQ(said(1, {.kernel = "flash", .flash_min_seq_length = 512}), "");  // the length itself
+  EXPECT_NE(said(1, {.kernel = "flash", .flash_min_seq_length = 513}).find("where a length is below"),
             std::string::npos);
   EXPECT_NE(said(1, {.kernel = "flash", .causal = true}).find("where there is a bias"), std::string::npos);
 }

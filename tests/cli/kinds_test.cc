@@ -10,6 +10,7 @@
 #include <set>
 
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/media/decode_image.h"
 #include "maxdiffusion/media/image.h"
 #include "tests/cli/command.h"
 
@@ -146,6 +147,13 @@ TEST_F(Kinds, TheTextEncoderLearnsBesideTheUNet) {
   EXPECT_GT(moved(2, 3), 1e-4f);
   EXPECT_GT(moved(3, 4), 0.0f);
   EXPECT_LT(moved(3, 4), 5e-5f);
+
+  // The samples on the way are of the text encoder as it is by then: here it is all that changes.
+  o = train("shown", {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false", "learning_rate=0",
+                      "text_encoder_learning_rate=0.1", "prompt=heart", "sample_every=1", "num_inference_steps=2",
+                      "checkpoint_every=-1"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_NE(read_file(t / "shown/samples/step_000001.png"), read_file(t / "shown/samples/step_000002.png"));
 }
 
 TEST_F(Kinds, DreamBoothDrawsItsClassAndLearnsItsSubject) {
@@ -232,10 +240,11 @@ TEST_F(Kinds, EvaluationMeasuresTheSameTwiceAndLearnsNothing) {
   EXPECT_TRUE(exists(t / "still/eval_loss.png"));
 
   // LoRA matrices that are still zero, averaged, leave the model what it is; so do averages, float32, of weights in
-  // bfloat16, and a text encoder in the step.
+  // bfloat16, and a text encoder in the step; the weights of the training loss are not those of this one.
   for (const std::vector<std::string>& kind :
        {std::vector<std::string>{"train_lora=true", "ema_decay=0.9"},
         {"weights_dtype=bfloat16", "ema_decay=0.9"},
+        {"snr_gamma=1"},
         {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false", "text_encoder_learning_rate=0"}}) {
     std::vector<std::string> more = still;
     more.insert(more.end(), kind.begin(), kind.end());
@@ -282,6 +291,7 @@ TEST_F(Kinds, ProfileHoldsItsStepsForTensorBoardAndPerfetto) {
   EXPECT_TRUE(contains(o.err, "no step is recorded")) << o.err;
 }
 
+// S4-78
 TEST_F(Kinds, LoraIsTrainedSavedResumedAndDrawnWith) {
   const std::vector<std::string> lora = {"train_lora=true", "lora_rank=2", "lora_alpha=1", "checkpoint_every=2"};
   Outcome o = train("lora", lora);
@@ -313,6 +323,31 @@ TEST_F(Kinds, LoraIsTrainedSavedResumedAndDrawnWith) {
   EXPECT_EQ(draw("peft", {"lora_files=" + checkpoint}), own);
   EXPECT_EQ(draw("kohya", {"lora_files=" + checkpoint + "/lora_kohya.safetensors"}), own);
   EXPECT_EQ(draw("none", {"lora_files=" + checkpoint, "lora_scales=0"}), plain);
+
+  // Samples on the way are of the matrices as they are by then.
+  const std::string sampler = "diffusion_scheduler_config={_class_name: DDIMScheduler}", png = "output_type=png";
+  std::vector<std::string> shown = lora;
+  shown.insert(shown.end(), {"learning_rate=0.1", "eval_every=3", "eval_data_dir=" + (t / "pictures"),
+                             "timesteps_list=[500]", "enable_generate_video_for_eval=true", "prompt=heart",
+                             "num_inference_steps=2", "num_images_per_prompt=1", png});
+  o = train("shown", shown);
+  ASSERT_EQ(o.status, 0) << o.err;
+  draw("png_plain", {sampler, png});
+  draw("png_own", {sampler, png, "pretrained_model_name_or_path=" + (t / "shown/checkpoints/3")});
+  HostArray sampled;
+  for (const auto& f : fs::directory_iterator(t / "shown/samples"))
+    if (f.path().filename().string().starts_with("3-train_steps-")) sampled = decode_image(f.path());
+  ASSERT_TRUE(sampled);
+  auto largest_difference = [&](const std::string& folder) {
+    const HostArray other = decode_image(t / (folder + "/image_0.png"));
+    EXPECT_EQ(other.dims(), sampled.dims());
+    const auto a = other.view<uint8_t>(), b = sampled.view<uint8_t>();
+    int most = 0;
+    for (size_t i = 0; i < a.size(); ++i) most = std::max(most, std::abs(a[i] - b[i]));
+    return most;
+  };
+  EXPECT_GT(largest_difference("png_plain"), 10);
+  EXPECT_LE(largest_difference("png_own"), 1);  // a rounding
 
   o = train("init", {"train_lora=true", "lora_rank=2", "lora_alpha=1",
                      "lora_init=" + checkpoint + "/pytorch_lora_weights.safetensors"});
@@ -406,6 +441,7 @@ TEST_F(Kinds, SyntheticSamplesHaveTheSizesOfTheirKeys) {
   EXPECT_TRUE(contains(o.err, "StableDiffusionPipeline Synthetic Data Iterator Configuration:")) << o.err;
   EXPECT_TRUE(contains(o.err, "samples: without end")) << o.err;
   EXPECT_TRUE(contains(o.err, "height 32, width 16, frames 1")) << o.err;
+  EXPECT_TRUE(contains(o.err, "  prompt_embeds: f32[2,5,")) << o.err;
   const std::vector<double> whole = losses("made");
   ASSERT_EQ(whole.size(), 3u);
   std::vector<std::string> part = keys;
@@ -514,6 +550,8 @@ TEST_F(Kinds, PicturesArePreparedAsTheirKeysSay) {
             0);
   const std::vector<double> kept = losses("flipped"), in_step = losses("flipped_in_step");
   for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(kept.at(i), in_step.at(i), 1e-4 * kept[i]) << i;
+  ASSERT_EQ(train("never_flipped", {"train_data_dir=" + (t / "wide")}).status, 0);
+  EXPECT_NE(losses("never_flipped"), kept);
   const Outcome o = train("anywhere", {"train_data_dir=" + (t / "wide"), "random_crop=true"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "random_crop")) << o.err;
@@ -641,6 +679,10 @@ TEST_F(Kinds, NoiseAndTimestepsFollowTheirKeys) {
     EXPECT_NE(losses("varied_" + word.substr(0, 5)), plain) << word;
   }
   EXPECT_EQ(losses("varied_reuse")[0], plain[0]);
+  // Each step draws its own noise and times: of one batch and one model the losses differ.
+  ASSERT_EQ(train("still", {"reuse_example_batch=true", "learning_rate=0"}).status, 0);
+  const std::vector<double> still = losses("still");
+  EXPECT_EQ(std::set<double>(still.begin(), still.end()).size(), 3u);
   const Outcome o = train("bad", {"timestep_bias={strategy: sometimes}"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "none, earlier, later, range")) << o.err;

@@ -302,6 +302,11 @@ TEST(Program, BadConfigsAreRefusedWithFileLineAndKey) {
   EXPECT_EQ(o.err, "error: config: " + (folder / "b.yml") +
                        ":2: max_train_steps is `some`, expected a whole number, -1 or more\n"
                        "  max_train_steps: optimizer updates; -1: num_train_epochs passes over the data\n");
+  // Of a value over several lines, where its key is.
+  write_file_atomic(folder / "c.yml", "base: " + kQuickstart + "\ntimesteps_list:\n  [1,\n   two]\n");
+  o = maxdiffusion({"train", folder / "c.yml"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(o.err.starts_with("error: config: " + (folder / "c.yml") + ":2: timesteps_list")) << o.err;
   EXPECT_TRUE(contains(maxdiffusion({"train", folder / "none.yml"}).err, folder / "none.yml"));
   EXPECT_TRUE(contains(maxdiffusion({"train"}).err, "the config file is missing"));
   EXPECT_TRUE(contains(train(folder, {"seeed=1"}).err, "command line: there is no key `seeed`"));

@@ -218,6 +218,7 @@ TEST(RunConfig, SaysToLayersWhatItsKeysSay) {
   EXPECT_EQ(plain.weights, DType::f32);
   EXPECT_EQ(plain.activations, DType::bf16);
   EXPECT_EQ(plain.precision, Precision::default_);
+  EXPECT_FALSE(plain.scan_layers);
   const ScopeOptions o =
       scope_options(parse("", {"weights_dtype=bfloat16", "activations_dtype=float32", "precision=HIGHEST",
                                "attention=flash", "flash_min_seq_length=0", "remat_policy=full", "scan_layers=true"})
@@ -309,6 +310,15 @@ TEST(RunConfig, DevicesAreThoseAndLieAsTheKeysSay) {
   const Devices plain = open_devices(device_request(parse("", {"cpu_device_count=4", "ici_tensor_parallelism=2"})));
   EXPECT_EQ(plain.rules().resolve(plain.mesh(), {axis::kData, ""}, {8, 8}).dims, (Axes{{"data", "tensor"}, {}}));
   EXPECT_EQ(plain.rules().resolve(plain.mesh(), {"", axis::kHeads}, {8, 8}).dims, (Axes{{}, {"tensor"}}));
+  // A family's own rules stand where the keys name none.
+  const auto of_family = [](const std::vector<std::string>& words) {
+    const Devices on = open_devices(device_request(parse("", words)), "[['embed', 'tensor']]");
+    return on.rules().resolve(on.mesh(), {axis::kEmbed, axis::kHeads}, {8, 8}).dims;
+  };
+  std::vector<std::string> words = {"cpu_device_count=2", "ici_tensor_parallelism=2"};
+  EXPECT_EQ(of_family(words), (Axes{{"tensor"}, {}}));
+  words.emplace_back("logical_axis_rules=[['heads', 'tensor']]");
+  EXPECT_EQ(of_family(words), (Axes{{}, {"tensor"}}));
 }
 
 // S2-20
@@ -317,7 +327,8 @@ TEST(RunConfig, AttentionShardingUniformSplitsTheSequence) {
     const Devices d = open_devices(device_request(
         parse("", {"cpu_device_count=2", "ici_context_parallelism=2", "logical_axis_rules=[['embed', 'fsdp']]",
                    uniform ? "attention_sharding_uniform=true" : "attention_sharding_uniform=false"})));
-    EXPECT_EQ(d.rules().resolve(d.mesh(), {axis::kLength}, {8}).replicated(), !uniform);
+    for (const char* length : {axis::kLength, axis::kKvLength, axis::kSelfLength, axis::kCrossLength})
+      EXPECT_EQ(d.rules().resolve(d.mesh(), {length}, {8}).replicated(), !uniform) << length;
   }
 }
 
@@ -401,6 +412,9 @@ TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
                                      "use_fused_bwd_kernel": False,})"});
   const AttentionBlocks blocks = scope_options(c.layers).attention_blocks;
   EXPECT_EQ(blocks, (AttentionBlocks{.queries = 3024, .keys = 2048}));
+  const RunConfig all = parse("", {"flash_block_sizes={block_q: 8, block_kv: 16, block_q_dkv: 24, block_kv_dkv: 32}"});
+  EXPECT_EQ(scope_options(all.layers).attention_blocks,
+            (AttentionBlocks{.queries = 8, .keys = 16, .gradient_queries = 24, .gradient_keys = 32}));
   // S0-42, 46…48, 51, 55…57: what no kernel reads is named, once.
   for (const auto& [value, expected] :
        {std::pair{"{block_kv_compute: 1024, block_kv_dkv_compute: 256, block_kv_dq: 3072, use_fused_bwd_kernel: true}",

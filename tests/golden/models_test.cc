@@ -145,6 +145,49 @@ TEST_P(Bf16, ActivationsGiveOutputsAndGradientsNearTheReference) {
   EXPECT_LE(grads.of_all, 2 * GetParam().of_all);
 }
 
+// The sums of the residual stream are f32, of what is added and of what the layers before have made: bf16 is between
+// them nowhere.
+TEST(T5InBf16, RoundsWhatLayersReadAndNotTheResidual) {
+  for (const bool gated : {true, false}) {
+    const T5Config c{.vocab_size = 16,
+                     .d_model = 24,
+                     .d_kv = 4,
+                     .d_ff = 40,
+                     .num_layers = 3,
+                     .num_heads = 2,
+                     .dense_act_fn = gated ? "gelu_new" : "relu",
+                     .is_gated_act = gated};
+    Graph g;
+    ParamTable table;
+    const Shape ids{DType::s32, {2, 5}}, stream{DType::f32, {2, 5, c.d_model}};
+    const Tensor y = t5_encoder(Scope(g, table, "text_encoder", {.activations = DType::bf16}), c, g.input("ids", ids),
+                                g.input("mask", ids));
+    EXPECT_EQ(y.shape(), stream);
+    int64_t sums = 0, read = 0;
+    const Node* last = nullptr;  // the residual
+    for (const auto& n : g.nodes()) {
+      if (n->outputs.empty() || n->outputs[0].dims != stream.dims) continue;
+      const std::string op = n->op->name;
+      if (op == "convert" && n->outputs[0].dtype == DType::bf16) {
+        ++read;
+        EXPECT_NE(n->inputs[0].node(), last) << n->id;
+      }
+      if (op != "add") continue;
+      ++sums;
+      EXPECT_EQ(n->outputs[0].dtype, DType::f32) << n->id;
+      if (last) EXPECT_EQ(n->inputs[0].node(), last) << n->id;
+      const Node& of_layer = *n->inputs[1].node();
+      if (std::string(of_layer.op->name) == "convert") {
+        EXPECT_EQ(of_layer.inputs[0].dtype(), DType::bf16) << n->id;
+        EXPECT_STRNE(of_layer.inputs[0].node()->op->name, "convert") << n->id;
+      }
+      last = n.get();
+    }
+    EXPECT_EQ(sums, 2 * c.num_layers);
+    EXPECT_EQ(read, 2 * c.num_layers);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Goldens, Model,
     testing::Values(Named{"unet_sdxl", run_unet}, Named{"unet_sd15", run_unet}, Named{"unet_mixed", run_unet},

@@ -166,11 +166,13 @@ int moves_to_host(const Model& m, const ScopeOptions& options) {
   return n;
 }
 
+// S0-67
 TEST(PoliciesTogether, MoveWhatTheyNameToTheHost) {
   // Of a loop over blocks: its state, and the two attentions, each with its logarithms of sums.
   EXPECT_EQ(moves_to_host(kWan, with("HIDDEN_STATE_WITH_OFFLOAD")), 1 + 2 * 2);
   EXPECT_EQ(moves_to_host(kWan, with("CUSTOM", {.saved = {value::kSelfAttn}, .offloaded = {value::kCrossAttn}})), 2);
   EXPECT_EQ(moves_to_host(kWan, with("MATMUL_WITHOUT_BATCH")), 0);
+  EXPECT_EQ(moves_to_host(kWan, with("OFFLOAD_MATMUL_WITHOUT_BATCH")), 10);  // four of each attention, two behind
   // Three such loops, and the inputs of three residual blocks.
   EXPECT_EQ(moves_to_host(kUnet, with("HIDDEN_STATE_WITH_OFFLOAD")), 3 * (1 + 2 * 2) + 3);
 }

@@ -92,6 +92,7 @@ ScopeOptions over_int8() {
 
 class LoraTraining : public testing::TestWithParam<Variant> {};
 
+// S2-98
 TEST_P(LoraTraining, GivesTheOutputsAndGradientsOfPeft) {
   const LoraCase c = lora_case(GetParam().model);
   const ModelRun r = run(c, GetParam().options);

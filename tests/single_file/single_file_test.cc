@@ -336,7 +336,13 @@ TEST_P(OneModel, TakesAControlNetInOneFile) {
   const Outcome o = convert(control, file, {"format=single_file"});
   ASSERT_EQ(o.status, 0) << o.err;
   const HostArrays tensors = SafetensorsReader::open(file).tensors();
-  EXPECT_TRUE(tensors.contains("zero_convs.0.0.weight"));
+  const HostArrays stored = SafetensorsReader::open(control + "/diffusion_pytorch_model.safetensors").tensors();
+  int residuals = 0;
+  for (; stored.contains(fmt::format("controlnet_down_blocks.{}.weight", residuals)); ++residuals)
+    expect_equal(tensors.at(fmt::format("zero_convs.{}.0.weight", residuals)),
+                 stored.at(fmt::format("controlnet_down_blocks.{}.weight", residuals)));
+  EXPECT_GT(residuals, 2);
+  expect_equal(tensors.at("middle_block_out.0.weight"), stored.at("controlnet_mid_block.weight"));
   HostArrays prefixed;
   for (const auto& [name, array] : tensors) prefixed["control_model." + name] = array;
   write_safetensors(t / "prefixed.safetensors", prefixed);

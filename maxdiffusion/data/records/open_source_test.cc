@@ -309,17 +309,22 @@ TEST(Source, SyntheticArraysWithoutANumberNeverEnd) {
   const auto source = open_source({.dataset_type = "synthetic", .synthetic_arrays = {{"latents", {DType::f32, {2}}}}});
   EXPECT_EQ(source->size(), -1);
   RecordStream whole(source, {.seed = 3, .window = 4}), rest(source, {.seed = 3, .window = 4});
+  constexpr size_t kRecords = 1100;  // more than the images that are made where no key says how many
   std::vector<std::string> names;
+  std::set<std::vector<double>> numbers;
   Position middle;
-  for (int i = 0; i < 40; ++i) {
+  for (size_t i = 0; i < kRecords; ++i) {
     if (i == 17) middle = whole.position();
     const auto next = whole.next();
     EXPECT_EQ(next.epoch, 0);
-    names.push_back(next.read().name);
+    const Record record = next.read();
+    names.push_back(record.name);
+    numbers.insert(record.arrays.at("latents").to_doubles());
   }
-  EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), 40u);
+  EXPECT_EQ(std::set<std::string>(names.begin(), names.end()).size(), kRecords);
+  EXPECT_EQ(numbers.size(), kRecords);
   rest.seek(middle);
-  for (size_t i = 17; i < 40; ++i) EXPECT_EQ(rest.next().read().name, names[i]);
+  for (size_t i = 17; i < kRecords; ++i) EXPECT_EQ(rest.next().read().name, names[i]);
 }
 
 TEST(Source, StreamsOfFilesGoOnFromASavedPosition) {
