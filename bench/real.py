@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Whole processes at the published sizes, ours beside diffusers and peft: ./run bench --real [models] [options]
 
-  models              of: sd15, sdxl, wan1.3b, flux (sd15)
+  models              of: sd15, sdxl, wan1.3b, flux, zimage (sd15)
   --work              of: generate, lora, full, convert (all): four steps of sampling with guidance; LoRA of rank 16 with
                       cached latents; steps of full training and its checkpoint, saved and resumed from; bf16 to f16
   --programs          of: ours, peer (both)
@@ -46,6 +46,8 @@ MODELS = {
     "flux": dict(parts=dict(transformer="flux_dev", vae="vae_flux", text_encoder="clip_l", text_encoder_2="t5_xxl"),
                  pipeline="FluxPipeline", scheduler=FLOW, config="base_flux_dev", size=(1024, 1024),
                  gb=(9.8, 23.8, 0.17), work=(6, 12, 12)),
+    "zimage": dict(parts=dict(transformer="z_image", vae="vae_flux", text_encoder="qwen3_4b"), pipeline="ZImagePipeline",
+                   scheduler=FLOW, config="base_zimage", size=(512, 512), gb=(8.04, 12.3, 0.17), work=(2, 8, 8)),
 }
 FRAMES = 17  # of a video
 
@@ -86,9 +88,11 @@ def make(o, model, folder):
     shutil.rmtree(folder, ignore_errors=True)
     write_folder(folder, {name: json.loads((FULL / f"{file}.json").read_text()) for name, file in m["parts"].items()},
                  m["pipeline"], m["scheduler"])
-    for name in ["tokenizer", "tokenizer_2"]:  # T5's, of few words; CLIP's is the program's own
-        if {"wan1.3b": "tokenizer", "flux": "tokenizer_2"}.get(model) == name:
-            shutil.copytree(ROOT / "configs" / "models" / "moving_emoji" / "tokenizer", folder / name)
+    words = ROOT / "configs" / "models" / "moving_emoji" / "tokenizer"  # T5's, of few words; CLIP's is the program's own
+    copied = {"wan1.3b": ("tokenizer", words), "flux": ("tokenizer_2", words),
+              "zimage": ("tokenizer", ROOT / "tests" / "golden" / "zimage" / "base" / "tokenizer")}
+    if model in copied:
+        shutil.copytree(copied[model][1], folder / copied[model][0])
     whole, _ = measured([pathlib.Path(o.build) / "random_weights", folder])
     (folder / "done").touch()
     return dict(whole, gb=weights_gb(folder))
@@ -113,7 +117,7 @@ def program(o, command, model, folder, out, words):
 
 
 def our_generate(o, model, folder, out):
-    guidance = [] if model == "flux" else ["guidance_scale=7.5", "negative_prompt=rain"]
+    guidance = [] if model in ("flux", "zimage") else ["guidance_scale=7.5", "negative_prompt=rain"]
     whole, log = program(o, "generate", model, folder, out,
                               ["prompt=a castle", f"num_inference_steps={o.steps}", "per_device_batch_size=1",
                                "diffusion_scheduler_config={}", *guidance])
@@ -183,7 +187,9 @@ def peer_generate(o, model, folder, out):
         setattr(owner, name, lambda *a, inner=inner, key=key, **k: timed(key, inner, *a, **k))
     height, width = MODELS[model]["size"]
     more = dict(num_frames=FRAMES) if model == "wan1.3b" else {}
-    if model != "flux":
+    if model == "zimage":
+        more |= dict(guidance_scale=0.0)
+    elif model != "flux":
         more |= dict(negative_prompt="rain", guidance_scale=7.5)
     pipe("a castle", height=height, width=width, num_inference_steps=o.steps, **more)
     timed["step"] /= o.steps
@@ -222,7 +228,15 @@ def loss_of(model, folder):
         return net(noisy, normal(1, 512, config["joint_attention_dim"]), normal(1, config["pooled_projection_dim"]), sigma,
                    places, torch.zeros(512, 3), guidance=torch.full((1,), 3.5), return_dict=False)[0], noise - latent
 
-    if model == "wan1.3b":
+    def of_z_image(latent, noise):
+        sigma = torch.rand(1, dtype=kind)
+        noisy = (1 - sigma) * latent + sigma * noise
+        prediction = net([noisy[0]], 1 - sigma, [normal(512, config["cap_feat_dim"])], return_dict=False)[0][0]
+        return -prediction[None], noise - latent
+
+    if model == "zimage":
+        sizes, f = (1, 16, 1, height, width), of_z_image
+    elif model == "wan1.3b":
         sizes, f = (1, 16, 1 + (FRAMES - 1) // 4, height, width), of_wan
     elif model == "flux":
         sizes, f = (1, height * width // 4, config["in_channels"]), of_flux
@@ -359,8 +373,10 @@ def main():
             root = pathlib.Path(o.folder or scratch)
             folder = root / model
             size = sum(MODELS[model]["gb"])
-            # The folder, and beside it the largest of what is written: a converted model, or a state of full training.
-            disk, free = size + max(size, 6 * MODELS[model]["gb"][1]), shutil.disk_usage(root).free / 1e9
+            # The folder, and beside it the largest of what is written.
+            written = dict(generate=0.1, lora=0.5, convert=size, full=6 * MODELS[model]["gb"][1])
+            disk = size + max(written[work] for work in o.work.split(","))
+            free = shutil.disk_usage(root).free / 1e9
             if disk > free:
                 skipped.append(f"{model}: {disk:.0f} GB of disk, {free:.0f} are free in {root}")
                 continue

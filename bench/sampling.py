@@ -69,7 +69,8 @@ def write_folder(folder, parts, pipeline="StableDiffusionXLPipeline", scheduler=
         class_name = config.get("_class_name", config.get("architectures", [""])[0])
         index[component] = ["diffusers" if "_class_name" in config else "transformers", class_name]
         if component.startswith("text_encoder"):
-            kind = "T5TokenizerFast" if "T5" in class_name else "CLIPTokenizer"
+            kind = next((t for name, t in (("T5", "T5TokenizerFast"), ("Qwen", "Qwen2Tokenizer")) if name in class_name),
+                        "CLIPTokenizer")
             index[component.replace("text_encoder", "tokenizer")] = ["transformers", kind]
     (folder / "model_index.json").write_text(json.dumps(index))
 
@@ -109,8 +110,7 @@ def ours(o, folder, cache, size, dtype):
     with tempfile.TemporaryDirectory() as out:
         kind = {"f32": "float32", "bf16": "bfloat16"}[dtype]
         command = [pathlib.Path(o.build) / "maxdiffusion", "generate", ROOT / "configs" / "base_xl.yml",
-                   f"pretrained_model_name_or_path={folder}", "run_name=", f"output_dir={out}", "train_new_unet=true",
-                   "train_new_vae=true", "random_text_encoder=true", "prompt=a castle", "negative_prompt=rain",
+                   f"pretrained_model_name_or_path={folder}", "run_name=", f"output_dir={out}", "prompt=a castle", "negative_prompt=rain",
                    f"resolution={size}", f"num_inference_steps={o.steps}", "per_device_batch_size=1", "guidance_scale=7.5",
                    "diffusion_scheduler_config={}", f"weights_dtype={kind}", f"activations_dtype={kind}",
                    f"vae_weights_dtype={kind}", f"vae_dtype={kind}",
@@ -222,6 +222,8 @@ def main():
         for name in o.models.split(","):
             folder = pathlib.Path(scratch) / name
             write_folder(folder, models(name))
+            if "ours" in programs:
+                subprocess.run([pathlib.Path(o.build) / "random_weights", folder], check=True)
             for size in map(int, o.sizes.split(",")):
                 for _ in range(o.rounds):
                     for dtype in o.dtypes.split(",") if "ours" in programs else []:
