@@ -90,7 +90,7 @@ void generate_into(const std::string& folder, const std::string& place, const Ge
   const SampleResult result = pipeline.generate(request);
   const std::set<std::string> taken = plan.as_reference ? std::set<std::string>() : names_in(place);
   if (!request.decode)
-    write_latents(folder, result.latents, taken);
+    write_latents(folder, result.published_latents ? result.published_latents : result.latents, taken);
   else
     write_media(
         folder + "/" + family.spec().reference.prefix_of_files(static_cast<uint64_t>(*request.sample_seed)),
@@ -129,8 +129,9 @@ void generate(const GenerateRequest& request, const GenerateOptions& how) {
 }
 
 SampleOptions planned_sampling(const ModelComponents& models, const SamplingRequest& sampling, int64_t devices) {
-  SampleOptions o =
-      options_of(models, with_files(sampling.request, {.latents = sampling.files.latents}), sampling.batch, devices);
+  SampleFiles files{.latents = sampling.files.latents};
+  if (models.family()->reference_images()) files.images = sampling.files.images;  // their sizes count
+  SampleOptions o = options_of(models, with_files(sampling.request, files), sampling.batch, devices);
   o.scope = models.denoiser_options();
   o.compile = models.options().compile;
   return o;

@@ -54,10 +54,9 @@ SampleRequest with_files(SampleRequest r, const SampleFiles& files, bool control
     if (files.control_preprocessor == "canny") r.control.image = canny_edges(r.control.image, 100, 200);
   }
   if (!files.latents.empty()) r.latents = read_latents(files.latents);
-  check(files.last_image.empty() || !files.first_image.empty(), Code::invalid_config,
-        "last_image is given without image");
-  for (const std::string& file : {files.first_image, files.last_image})
-    if (!file.empty()) r.images.push_back(image_at(file));
+  check(files.last_image.empty() || !files.images.empty(), Code::invalid_config, "last_image is given without image");
+  for (const std::string& file : files.images) r.images.push_back(image_at(file));
+  if (!files.last_image.empty()) r.images.push_back(image_at(files.last_image));
   return r;
 }
 

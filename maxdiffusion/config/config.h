@@ -41,6 +41,8 @@ class ConfigSource {
   /// As load, from text; `base:` is relative to the working folder.
   static ConfigSource from_text(const std::string& yaml, const std::vector<std::string>& overrides = {});
   const std::map<std::string, ConfigValue>& values() const { return values_; }
+  /// Leaves a key out.
+  void drop(const std::string& key) { values_.erase(key); }
   /// The files' value of a key that an override replaces; null: none.
   const ConfigValue* overridden(const std::string& key) const {
     const auto found = overridden_.find(key);

@@ -8,7 +8,24 @@
 
 namespace md {
 
+namespace {
+
+/// Of moments, f32 [N, h, w, 2C], the means.
+HostArray means(const HostArray& moments) {
+  Dims dims = moments.dims();
+  const int64_t both = dims.back(), cells = dims[0] * dims[1] * dims[2];
+  dims.back() = both / 2;
+  return block(moments.reshaped({cells, both}), 0, cells, 0, both / 2).reshaped(dims);
+}
+
+}  // namespace
+
 void check_images(const Family& family, int64_t given) {
+  if (const ReferenceImages* references = family.reference_images()) {
+    check(given <= references->most, Code::invalid_config, "image: {} images are given; this model takes up to {}",
+          given, references->most);
+    return;
+  }
   const ImageConditioning* images = family.image_conditioning();
   const int64_t least = images ? images->least : 0, most = images ? images->most : 0;
   check(given >= least, Code::invalid_config, "this model makes videos of {}; {} given",
@@ -46,10 +63,30 @@ HostArrays ImageConditioner::seen(const HostArray& prepared) {
   return out;
 }
 
+HostArrays ImageConditioner::encode_references(const std::vector<std::vector<HostArray>>& samples) {
+  const ReferenceImages& references = *family_->reference_images();
+  HostArrays out;
+  for (size_t i = 0; i < samples.at(0).size(); ++i) {
+    HostArray pixels;
+    for (int64_t k = 0; const std::vector<HostArray>& images : samples) {
+      const HostArray& image = images.at(i);
+      const auto [scaled, kept] = references.fitted({image.dims()[0], image.dims()[1]});
+      const HostArray all = resize_rgb8(image, scaled.height, scaled.width, Filter::lanczos);
+      const HostArray middle =
+          crop_rgb8(all, (scaled.height - kept.height) / 2, (scaled.width - kept.width) / 2, kept.height, kept.width);
+      add_rows(pixels, std::ssize(samples), k++, middle.reshaped({1, kept.height, kept.width, 3}));
+    }
+    const LatentScale& scale = family_->spec().autoencoder->latent_scale;
+    out[ReferenceImages::field(i)] = scale.apply(means(autoencoder_.encode(pixels)));
+  }
+  return out;
+}
+
 HostArrays ImageConditioner::encode(const std::vector<std::vector<HostArray>>& samples, const MediaSize& size) {
   const int64_t n = std::ssize(samples.at(0)), all = std::ssize(samples);
   check_images(*family_, n);
   if (n == 0) return {};
+  if (family_->reference_images()) return encode_references(samples);
   const ImageConditioning& conditioning = *family_->image_conditioning();
   HostArrays out;
   auto add = [&](int64_t sample, const HostArrays& fields) {

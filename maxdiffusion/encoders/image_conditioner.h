@@ -1,5 +1,5 @@
-// The images that videos begin and end with, as conditioning: embeddings of an image encoder, and latents of the known
-// frames from the autoencoder.
+// Images as conditioning. Those that videos begin and end with: embeddings of an image encoder, and latents of the
+// known frames from the autoencoder. Reference images: latents of each.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace md {
 
-/// Throws invalid_config where a family's videos take more or fewer images than are given.
+/// Throws invalid_config where a family's media take more or fewer images than are given.
 void check_images(const Family& family, int64_t given);
 
 /// Refers to `devices` and `autoencoder`. Not thread safe.
@@ -20,11 +20,13 @@ class ImageConditioner {
   ImageConditioner(const Devices& devices, std::shared_ptr<const Family> family, WeightsOf weights,
                    MediaAutoencoder& autoencoder, const ScopeOptions& scope, const CompileConfig& compile,
                    int64_t batch = 1);
-  /// Of each sample the images, u8 [H, W, 3] of any size, the first and perhaps the last; all have as many →
-  /// ImageConditioning::fields, one row for each sample. Throws invalid_config where the family takes more or fewer.
+  /// Of each sample the images, u8 [H, W, 3] of any size, the first and perhaps the last, or the reference images; all
+  /// samples have as many, and reference images of the same sizes → ImageConditioning::fields or
+  /// Family::reference_fields, one row for each sample. Throws invalid_config where the family takes more or fewer.
   HostArrays encode(const std::vector<std::vector<HostArray>>& samples, const MediaSize& size);
 
  private:
+  HostArrays encode_references(const std::vector<std::vector<HostArray>>& samples);
   /// Embeddings of prepared images.
   HostArrays seen(const HostArray& prepared);
   const Devices& devices_;

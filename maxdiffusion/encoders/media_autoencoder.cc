@@ -49,6 +49,10 @@ MediaAutoencoder::MediaAutoencoder(const Devices& devices, std::shared_ptr<const
               .build = [a = autoencoder_](const Models& models, Tensor latents,
                                           MediaState* state) { return a->decode(models, latents, state); },
               .scale = autoencoder_->downscale};
+  publisher_ = {.name = "published_latents",
+                .build = [a = autoencoder_](const Models& models, Tensor latents,
+                                            MediaState*) { return a->published_latents(models, latents); },
+                .scale = 1};
 }
 
 const Program& MediaAutoencoder::program(const Direction& direction, Stage& stage, const HostArray& input,
@@ -155,6 +159,8 @@ HostArray MediaAutoencoder::encode(const HostArray& pixels, const std::function<
     return run_chunks(encoder_, pixels, chunks_.encode, scale, 1);
   return run(encoder_, pixels);
 }
+
+HostArray MediaAutoencoder::published(const HostArray& latents) { return run(publisher_, latents); }
 
 HostArray MediaAutoencoder::decode(const HostArray& latents, bool tiled) {
   if (const int64_t scale = autoencoder_->frame_scale; scale > 0)

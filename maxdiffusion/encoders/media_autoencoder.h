@@ -53,6 +53,8 @@ class MediaAutoencoder {
   /// f32 [N, h, w, C], unscaled → f32 [N, H, W, 3], in [−1, 1] up to error; videos: [N, F', h, w, C] →
   /// [N, F, H, W, 3]. `tiled`: images' latents larger than Autoencoder::decoder_tile are decoded in tiles (tiles.h).
   HostArray decode(const HostArray& latents, bool tiled = false);
+  /// Autoencoder::published_latents of f32 [N, h, w, C], unscaled.
+  HostArray published(const HostArray& latents);
 
  private:
   /// Programs by the sizes of their input, as buckets have several.
@@ -80,7 +82,7 @@ class MediaAutoencoder {
   CompileConfig compile_;
   MediaChunks chunks_;
   ArrayMap placed_;  // weights
-  Direction encoder_, decoder_;
+  Direction encoder_, decoder_, publisher_;
 };
 
 }  // namespace md

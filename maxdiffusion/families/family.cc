@@ -16,6 +16,7 @@ namespace md {
 std::shared_ptr<const Family> make_stable_diffusion(const ModelFolder& folder);
 std::shared_ptr<const Family> make_wan(const ModelFolder& folder);
 std::shared_ptr<const Family> make_flux(const ModelFolder& folder);
+std::shared_ptr<const Family> make_flux2(const ModelFolder& folder);
 std::shared_ptr<const Family> make_z_image(const ModelFolder& folder);
 
 namespace {
@@ -28,6 +29,7 @@ std::vector<FamilyClass>& families() {
        make_stable_diffusion},
       {{"WanPipeline", "WanImageToVideoPipeline"}, make_wan},
       {{"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"}, make_flux},
+      {{"Flux2KleinPipeline"}, make_flux2},
       {{"ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline"}, make_z_image},
   };
   return all;
@@ -137,6 +139,24 @@ Dims Family::latent_dims(const MediaSize& size) const {
           1 + std::max<int64_t>(size.frames - 1 + scale / 2, 0) / scale * scale);
   check_size(size);
   return a.latent_dims(size);
+}
+
+std::string ReferenceImages::field(size_t i) { return fmt::format("reference_{}", i); }
+
+std::vector<Tensor> ReferenceImages::of(const Conditioning& conditioning) {
+  std::vector<Tensor> found;
+  for (auto it = conditioning.find(field(0)); it != conditioning.end(); it = conditioning.find(field(found.size())))
+    found.push_back(it->second);
+  return found;
+}
+
+std::vector<Field> Family::reference_fields(const std::vector<MediaSize>& own) const {
+  std::vector<Field> fields;
+  for (const MediaSize& size : own) {
+    const MediaSize kept = reference_images()->fitted(size).kept;
+    fields.push_back({ReferenceImages::field(fields.size()), {DType::f32, spec_.autoencoder->latent_dims(kept)}});
+  }
+  return fields;
 }
 
 void add_family(FamilyClass family) { families().push_back(std::move(family)); }

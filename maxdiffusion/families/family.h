@@ -61,6 +61,29 @@ class ImageConditioning {
   virtual HostArray restored(HostArray latents, const HostArrays& /*conditioning*/) const { return latents; }
 };
 
+/// Images that samples are made from, each of its own size, which stay as they are while the denoiser attends to them:
+/// for editing, and for what is to look alike. Constant once made; thread safe.
+class ReferenceImages {
+ public:
+  virtual ~ReferenceImages() = default;
+
+  int64_t most = 10;  // how many
+
+  /// What of an image is encoded: it is scaled (Lanczos), and the middle of that is kept.
+  struct Fitted {
+    MediaSize scaled, kept;
+  };
+  /// Throws invalid_config for a size that the models do not take.
+  virtual Fitted fitted(const MediaSize& own) const = 0;
+  /// Height and width of samples where no key gives them: those that are kept of the first image.
+  virtual MediaSize sample_size(const std::vector<MediaSize>& own) const { return fitted(own.at(0)).kept; }
+
+  /// The conditioning field of image i, from 0: scaled latents, the mode of the posterior, f32 [h, w, C].
+  static std::string field(size_t i);
+  /// Those that are there, in order, each [B, h, w, C].
+  static std::vector<Tensor> of(const Conditioning& conditioning);
+};
+
 /// Immutable; thread safe.
 class Family {
  public:
@@ -82,6 +105,8 @@ class Family {
   virtual Conditioning prompt_cache(const Models&, const Conditioning&) const { return {}; }
   /// Null: media begin with noise alone.
   virtual const ImageConditioning* image_conditioning() const { return nullptr; }
+  /// Null: no reference images.
+  virtual const ReferenceImages* reference_images() const { return nullptr; }
   /// Throws invalid_config for media that the models cannot take, beyond what latent_dims asks.
   virtual void check_size(const MediaSize&) const {}
 
@@ -92,6 +117,8 @@ class Family {
 
   /// How many images media must begin with.
   int64_t required_images() const { return image_conditioning() ? image_conditioning()->least : 0; }
+  /// Conditioning fields of reference images of these sizes.
+  std::vector<Field> reference_fields(const std::vector<MediaSize>& own) const;
 
  protected:
   explicit Family(FamilySpec spec) : spec_(std::move(spec)) {}

@@ -28,8 +28,9 @@ struct TextEncoderSpec {
   std::shared_ptr<const Tokenizer> tokenizer;  // null in a folder given as texts
   std::string ids = "ids", mask = {};          // fields, s32 [max_tokens]; mask, 0 for padding: empty: there is none
   int64_t max_tokens = 0;
-  bool second_prompt = false;  // reads the key prompt_2 where one is given
-  bool pooled = false;         // only its pooled output is used: what it cuts is not lost
+  bool second_prompt = false;        // reads the key prompt_2 where one is given
+  bool pooled = false;               // only its pooled output is used: what it cuts is not lost
+  std::vector<int64_t> layers = {};  // that are read, where text_encoder_out_layers says which
   std::function<std::string(const std::string&)> prepare = {};  // of the caption, before the tokenizer
   /// Ends of the names of the layers that get LoRA matrices where no key names any.
   std::vector<std::string> lora_targets = {"q_proj", "k_proj", "v_proj", "out_proj"};
@@ -65,13 +66,16 @@ struct FamilySpec {
   /// guidance_scale is an input of the denoiser, which was trained to predict what guidance gives; true_cfg_scale is
   /// the factor between two predictions.
   bool embedded_guidance = false;
+  bool unguided_only = false;  // distilled to few steps without guidance: guidance_scale has no effect
   /// The guidance_scale that stands for no guidance: 1, where predictions are negative + scale · (positive − negative),
   /// or 0, where they are positive + scale · (positive − negative).
   double unguided = 1;
   int64_t patch = 1, frame_patch = 1;  // sides and frames of latents are multiples of these
   int64_t training_patch = 0;          // sides of training images' latents are multiples of this; 0: patch
   bool even_flow_steps = false;        // SampleFacts::even_flow_steps of the published pipeline
-  int64_t default_frames = 1;          // of media where no key says how many
+  /// SampleFacts::log_shift for tokens of a sample and steps; empty: none.
+  std::function<double(int64_t tokens, int64_t steps)> log_shift = {};
+  int64_t default_frames = 1;  // of media where no key says how many
   /// For use_magcache: measured ratios, two for each step, with prompt and without; empty: none are known.
   std::function<std::vector<double>(const MediaSize&, bool images)> magcache_ratios = {};
   std::string axis_rules = {};  // logical_axis_rules of a run that gives none; empty: those of AxisRules::defaults()

@@ -8,6 +8,7 @@
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/flux_transformer.h"
+#include "maxdiffusion/models/latent_patches.h"
 #include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
@@ -18,22 +19,6 @@ namespace {
 constexpr const char *kTransformer = "transformer", *kClip = "text_encoder", *kT5 = "text_encoder_2", *kIds = "ids",
                      *kIds2 = "ids_2", *kPrompt = "prompt_embeds", *kPooled = "pooled_projections",
                      *kGuidance = "guidance";
-constexpr int64_t kPatch = 2;  // rows and columns of latents in a token
-
-/// [B, h, w, C] → [B, h/2·w/2, 4C]: of a token all rows and columns of the first channel, then of the next.
-Tensor packed(Tensor x) {
-  const int64_t b = x.dim(0), h = x.dim(1) / kPatch, w = x.dim(2) / kPatch, c = x.dim(3);
-  x = transpose(reshape(x, {b, h, kPatch, w, kPatch, c}), {0, 1, 3, 5, 2, 4});
-  return reshape(x, {b, h * w, c * kPatch * kPatch});
-}
-
-/// Undoes packed().
-Tensor unpacked(Tensor x, int64_t rows, int64_t columns) {
-  const int64_t b = x.dim(0), c = x.dim(2) / (kPatch * kPatch);
-  x = transpose(reshape(x, {b, rows, columns, c, kPatch, kPatch}), {0, 1, 4, 2, 5, 3});
-  return reshape(x, {b, rows * kPatch, columns * kPatch, c});
-}
-
 FamilySpec flux_spec(const ModelFolder& folder) {
   const auto& transformer = folder.config<FluxTransformerConfig>(kTransformer);
   const std::shared_ptr<const Autoencoder> vae = folder.autoencoder("vae");
@@ -56,7 +41,7 @@ FamilySpec flux_spec(const ModelFolder& folder) {
                          .lora_targets = kT5LoraTargets}},
       .conditioning = {{kPrompt, {DType::f32, {length, t5.d_model}}}, {kPooled, {DType::f32, {clip.hidden_size}}}},
       .embedded_guidance = true,
-      .patch = kPatch,
+      .patch = kLatentPatch,
       .even_flow_steps = true,
       .axis_rules = kFluxAxisRules,
       // Of every block, feed-forward layers too, as diffusers' training programs have it.
@@ -67,7 +52,7 @@ FamilySpec flux_spec(const ModelFolder& folder) {
       .single_file = {.prefixes = {{kTransformer, ""}}},
       .records = flux_records(),
       .reference = reference_conventions(folder)};
-  const int64_t packed_channels = vae->channels * kPatch * kPatch;
+  const int64_t packed_channels = vae->channels * kLatentPatch * kLatentPatch;
   check(transformer.in_channels == packed_channels && transformer.patch_size == 1, Code::invalid_config,
         "the transformer takes tokens of {} channels in patches of {}; the autoencoder's latents make tokens of {}, "
         "in patches of 1: models that receive images next to the latents are not supported",
@@ -100,15 +85,17 @@ class Flux final : public Family {
 
   Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
                      const PredictOptions&) const override {
-    const int64_t rows = x.dim(1) / kPatch, columns = x.dim(2) / kPatch;
-    FluxInputs in{.sample = packed(x),
+    const int64_t rows = x.dim(1) / kLatentPatch, columns = x.dim(2) / kLatentPatch;
+    Tensor patches = to_latent_patches(x);
+    FluxInputs in{.sample = reshape(patches, {x.dim(0), rows * columns, patches.dim(3)}),
                   .rows = rows,
                   .columns = columns,
                   .timestep = cast(t, DType::f32),
                   .text = c.at(kPrompt),
                   .pooled = c.at(kPooled)};
     if (transformer_.guidance_embeds) in.guidance = c.at(kGuidance);
-    return {unpacked(flux_transformer(models(kTransformer), transformer_, in), rows, columns), {}};
+    Tensor y = flux_transformer(models(kTransformer), transformer_, in);
+    return {from_latent_patches(reshape(y, {x.dim(0), rows, columns, y.dim(2)})), {}};
   }
   Conditioning extra_conditioning(Graph& g, int64_t batch, const SampleSettings& settings) const override {
     if (!transformer_.guidance_embeds) return {};

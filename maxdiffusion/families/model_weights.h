@@ -20,6 +20,7 @@ struct ModelKeys : FolderKeys {
       vae_file, flux_name, clip_model_name_or_path, t5xxl_model_name_or_path;
   std::string wan_transformer_pretrained_model_name_or_path;
   std::optional<int64_t> max_sequence_length;
+  std::vector<int64_t> text_encoder_out_layers;
   std::string train_expert;
   bool train_new_unet = false, train_new_flux = false, train_new_vae = false, random_text_encoder = false;
   bool names_denoiser_weights() const {
@@ -53,6 +54,9 @@ struct ModelKeys : FolderKeys {
       "file or folder whose weights replace the transformer's, by published or original names", KeyPath::input_or_word);
     v("max_sequence_length", max_sequence_length,
       "tokens per caption, for models that take any number; null: the model's");
+    v("text_encoder_out_layers", text_encoder_out_layers,
+      "layers of the text encoder that the denoiser reads, for models that read several; empty: the model's",
+      at_least(0));
     v("train_expert", train_expert,
       "which of two denoisers is trained: high (of the noisy steps), low, or both, alternating",
       one_of_or_empty({"high", "low", "both"}));

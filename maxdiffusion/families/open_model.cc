@@ -42,6 +42,7 @@ ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const s
     folder.add_component("controlnet", controlnet, control_config(folder, controlnet));
   else if (!controlnet.empty())
     folder.add_component("controlnet", controlnet);
+  if (!keys.text_encoder_out_layers.empty()) folder.set_option("text_encoder_out_layers", keys.text_encoder_out_layers);
   take_autoencoders_config(folder, make_family(folder)->spec().autoencoder->component, keys.vae_file);
   if (keys.max_sequence_length) folder.set_option("max_sequence_length", *keys.max_sequence_length);
   return folder;

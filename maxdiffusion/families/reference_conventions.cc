@@ -20,6 +20,10 @@ ReferenceConventions flux(const ModelFolder& folder) {
   return {.names = {dev ? "flux-dev" : "flux-schnell"}, .types = {"T2I"}, .file_prefix = "flux_"};
 }
 
+ReferenceConventions flux2(const ModelFolder&) {
+  return {.names = {"flux2klein", "flux2klein_9B"}, .types = {"T2I"}, .file_prefix = "flux2klein_generated_image_"};
+}
+
 ReferenceConventions z_image(const ModelFolder&) {
   return {.names = {"z_image"}, .types = {"T2I"}, .file_prefix = "zimage_output_{}_"};
 }
@@ -58,6 +62,7 @@ const struct Row {
     {"StableDiffusion", {"sd", "replicated"}, {}, stable_diffusion},
     {"LatentConsistencyModel", {}, {}, stable_diffusion},
     {"Wan", {"wan"}, {"wan_txt2vid_data_preprocessing"}, wan},
+    {"Flux2", {"flux2klein"}, {}, flux2},
     {"Flux", {"flux", "flux_pipeline"}, {}, flux},
     {"ZImage", {"zimage"}, {}, z_image},
 };
@@ -93,8 +98,19 @@ const std::vector<MissingFamily>& missing_families() {
       {"LTX-2", "model_name", "ltx2"},
       {"LTX-Video", "first_pass"},
       {"LTX-Video", "pretrained_model_name_or_path", "Lightricks/LTX-Video"},
-      {"FLUX.2-klein", "flux_name", "flux2klein"},
       {"Wan Animate", "mode", "animate"},
+  };
+  return families;
+}
+
+const std::vector<FamilyKeys>& keys_of_families() {
+  static const std::vector<FamilyKeys> families = {
+      {"FLUX.2-klein",
+       "flux_name",
+       "flux2klein",
+       {"batch_size", "depth", "hidden_size", "interactive", "latents_path", "num_attention_heads", "num_double_layers",
+        "num_reps", "output_name", "scale_shift_order", "text_encoder_attention", "text_encoder_flash_block_sizes",
+        "text_encoder_max_layer", "use_latents"}},
   };
   return families;
 }

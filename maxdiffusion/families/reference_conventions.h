@@ -32,7 +32,14 @@ struct MissingFamily {
 };
 const std::vector<MissingFamily>& missing_families();
 /// Those that are here, as messages name them.
-inline constexpr const char* kFamiliesHere = "Stable Diffusion 1 and 2, SDXL, FLUX.1, Wan 2.1 and 2.2, Z-Image";
+inline constexpr const char* kFamiliesHere =
+    "Stable Diffusion 1 and 2, SDXL, FLUX.1, FLUX.2-klein, Wan 2.1 and 2.2, Z-Image";
+/// Keys that only files of one family have, told as above, and that have no effect here.
+struct FamilyKeys {
+  const char *name, *key, *value;
+  std::vector<std::string> unread;
+};
+const std::vector<FamilyKeys>& keys_of_families();
 
 /// Names behind train_ and generate_ that its users type: "sdxl", …
 std::vector<std::string> reference_commands();

@@ -18,11 +18,6 @@ constexpr const char *kTransformer = "transformer", *kEncoder = "text_encoder", 
                      *kPrompt = "prompt_embeds", *kLengths = "prompt_lengths";
 constexpr double kTimes = 1000;
 
-/// As Qwen3's chat template writes a message of the user, with an answer to come that may think.
-std::string in_chat_template(const std::string& prompt) {
-  return "<|im_start|>user\n" + prompt + "<|im_end|>\n<|im_start|>assistant\n";
-}
-
 FamilySpec z_image_spec(const ModelFolder& folder) {
   const auto& transformer = folder.config<ZImageTransformerConfig>(kTransformer);
   const std::shared_ptr<const Autoencoder> vae = folder.autoencoder("vae");
@@ -36,7 +31,7 @@ FamilySpec z_image_spec(const ModelFolder& folder) {
                          .ids = kIds,
                          .mask = kMask,
                          .max_tokens = length,
-                         .prepare = in_chat_template,
+                         .prepare = [](const std::string& prompt) { return qwen3_chat(prompt, true); },
                          .lora_targets = kDecoderLoraTargets}},
       .conditioning = {{kPrompt, {DType::f32, {length, qwen3.hidden_size}}}, {kLengths, {DType::s32, {}}}},
       .text_lengths = kLengths,

@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/split_at_commas.h"
 #include "maxdiffusion/storage/hub_cache.h"
 
 namespace md {
@@ -25,21 +26,6 @@ constexpr const char* kOfDenoisers[] = {"high_noise_weight_name", "low_noise_wei
 /// Ignored keys: adapter names, which merged files do not need, and ranks, which the files have.
 constexpr const char* kFields[] = {kPaths,         "weight_name", kOfDenoisers[0], kOfDenoisers[1],
                                    "adapter_name", "rank",        "scale",         "from_pt"};
-
-/// Entries, each of which may hold several between commas.
-std::vector<std::string> split_at_commas(const std::vector<std::string>& texts) {
-  std::vector<std::string> out;
-  for (const std::string& text : texts)
-    for (size_t begin = 0; begin <= text.size();) {
-      const size_t comma = std::min(text.find(',', begin), text.size());
-      std::string part = text.substr(begin, comma - begin);
-      part.erase(0, part.find_first_not_of(' '));
-      part.erase(part.find_last_not_of(' ') + 1);
-      if (!part.empty()) out.push_back(part);
-      begin = comma + 1;
-    }
-  return out;
-}
 
 std::string file_of(std::string path, const std::string& weight_name) {
   if (!fs::exists(path) && fs::path(path).extension() != ".safetensors") path = local_folder(path);

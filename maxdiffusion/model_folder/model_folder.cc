@@ -22,6 +22,10 @@ using nlohmann::json;
 
 constexpr std::string_view kImageProcessors[] = {"CLIPImageProcessor", "CLIPImageProcessorFast",
                                                  "CLIPImageProcessorPil", "CLIPFeatureExtractor"};
+/// Classes of models that are not here, and what to say of them.
+constexpr std::pair<std::string_view, std::string_view> kMissing[] = {
+    {"Mistral3ForConditionalGeneration",
+     "the text encoder of FLUX.2-dev, Mistral, is not here; FLUX.2-klein, whose text encoder is Qwen3, is"}};
 /// Classes of files that sampling and training do without.
 constexpr std::string_view kUnused[] = {"StableDiffusionSafetyChecker", "FlaxStableDiffusionSafetyChecker"};
 
@@ -136,6 +140,8 @@ void ModelFolder::read_index(const std::string& folder, const Read& read) {
       // Under other names ("feature_extractor") it prepares what safety checkers see.
       if (part == "image_processor") read(part + "/preprocessor_config.json");
     } else if (std::ranges::count(kUnused, class_name) == 0) {
+      for (const auto& [missing, why] : kMissing)
+        check(class_name != missing, Code::invalid_config, "{}: {} is a {}: {}", where, part, class_name, why);
       fail(Code::invalid_config, "{}: the class '{}' of {} is not one of: {}, {}", where, class_name, part,
            fmt::join(model_class_names(), ", "), fmt::join(tokenizer_class_names(), ", "));
     }
@@ -157,7 +163,15 @@ double ModelFolder::option(const char* name, double fallback) const {
   return index_->value(name, fallback);
 }
 
-void ModelFolder::set_option(const char* name, int64_t value) {
+template <>
+std::vector<int64_t> ModelFolder::option(const char* name, std::vector<int64_t> fallback) const {
+  return index_->value(name, fallback);
+}
+
+void ModelFolder::set_option(const char* name, int64_t value) { change_option(name, value); }
+void ModelFolder::set_option(const char* name, const std::vector<int64_t>& value) { change_option(name, value); }
+
+void ModelFolder::change_option(const char* name, const json& value) {
   json changed = *index_;
   changed[name] = value;
   index_ = std::make_shared<const json>(std::move(changed));

@@ -61,11 +61,13 @@ class ModelFolder {
   const std::string& path() const { return path_; }
   /// `_class_name` of model_index.json: "StableDiffusionXLPipeline".
   const std::string& pipeline() const { return pipeline_; }
-  /// A member of model_index.json that is not a component: "force_zeros_for_empty_prompt". T: bool, int64_t or double.
+  /// A member of model_index.json that is not a component: "force_zeros_for_empty_prompt". T: bool, int64_t, double
+  /// or std::vector<int64_t>.
   template <class T>
   T option(const char* name, T fallback) const;
   /// Replaces or adds such a member, of what is opened alone.
   void set_option(const char* name, int64_t value);
+  void set_option(const char* name, const std::vector<int64_t>& value);
 
   const std::map<std::string, Component>& components() const { return components_; }
   bool has(const std::string& component) const { return components_.contains(component); }
@@ -110,6 +112,7 @@ class ModelFolder {
   void open_tokenizers(const std::string& folder, const FolderKeys& keys);
   void choose_variant(const std::string& variant);
   void open_single_file(const FolderKeys& keys);
+  void change_option(const char* name, const nlohmann::json& value);
   const Component& find(const std::string& component) const;
   std::string place_of(const std::string& file) const;
   static std::any parse(const std::string& class_name, const std::string& text, const std::string& where);
@@ -129,5 +132,7 @@ template <>
 int64_t ModelFolder::option(const char* name, int64_t fallback) const;
 template <>
 double ModelFolder::option(const char* name, double fallback) const;
+template <>
+std::vector<int64_t> ModelFolder::option(const char* name, std::vector<int64_t> fallback) const;
 
 }  // namespace md

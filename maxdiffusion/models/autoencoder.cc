@@ -36,6 +36,8 @@ Posterior Autoencoder::encode(const Models&, Tensor pixels, MediaState*) const {
 
 Tensor Autoencoder::decode(const Models&, Tensor latents, MediaState*) const { return cast(latents, DType::f32); }
 
+Tensor Autoencoder::published_latents(const Models&, Tensor latents) const { return cast(latents, DType::f32); }
+
 nlohmann::json Autoencoder::with_measured_latent_scale(nlohmann::json config, const EachMoments&) const {
   return config;
 }

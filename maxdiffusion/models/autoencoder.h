@@ -38,13 +38,14 @@ class Autoencoder {
  public:
   virtual ~Autoencoder() = default;
 
-  std::string component;     // of the model folder: "vae"; empty: none, the model works on pixels
-  int64_t channels = 3;      // of latents
-  int64_t downscale = 1;     // pixels per latent cell along a side
-  int64_t frame_scale = 0;   // 0: images, without a frame axis. > 0: videos, whose latents have one frame
-                             // for the first and one for each `frame_scale` further frames
-  int64_t decoder_tile = 0;  // tile size of the decoder in latent cells; 0: any size
-  LatentScale latent_scale;  // for the denoiser
+  std::string component;                 // of the model folder: "vae"; empty: none, the model works on pixels
+  int64_t channels = 3;                  // of latents
+  int64_t downscale = 1;                 // pixels per latent cell along a side
+  int64_t frame_scale = 0;               // 0: images, without a frame axis. > 0: videos, whose latents have one frame
+                                         // for the first and one for each `frame_scale` further frames
+  int64_t decoder_tile = 0;              // tile size of the decoder in latent cells; 0: any size
+  LatentScale latent_scale;              // for the denoiser
+  bool other_published_latents = false;  // published_latents differ from the denoiser's
 
   /// [H, W, 3] or [F, H, W, 3] of one sample; its latents; the size of media whose latents have these sizes.
   Dims pixel_dims(const MediaSize& size) const;
@@ -58,6 +59,8 @@ class Autoencoder {
   virtual Posterior encode(const Models& models, Tensor pixels, MediaState* state) const;
   /// Latents, unscaled → [B] + pixel_dims, f32; the first chunk has at least one latent frame.
   virtual Tensor decode(const Models& models, Tensor latents, MediaState* state) const;
+  /// The denoiser's latents, unscaled → as diffusers' pipelines of this class return them (output_type=latent), f32.
+  virtual Tensor published_latents(const Models& models, Tensor latents) const;
   /// config.json of a trained autoencoder, with the scale measured from these unscaled moments.
   virtual nlohmann::json with_measured_latent_scale(nlohmann::json config, const EachMoments& moments) const;
 };

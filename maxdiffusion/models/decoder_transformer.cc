@@ -24,7 +24,13 @@ Tensor linear(const Scope& s, Tensor x, int64_t out, bool bias, const std::strin
   return nn::linear(s, x, {.out = out, .bias = bias, .in_axis = in_axis, .out_axis = out_axis});
 }
 
-Tensor self_attention(const Scope& s, Tensor x, const Config& c, const nn::Rotary& places) {
+/// Where tokens are, and which of a text are no padding.
+struct Places {
+  nn::Rotary rotary;
+  Tensor lengths;  // s32 [B]; absent: all
+};
+
+Tensor self_attention(const Scope& s, Tensor x, const Config& c, const Places& places) {
   auto path = s.path_scope();
   auto constrain = [](Tensor t) { return shard(t, {axis::kBatch, axis::kLength, axis::kHeadsAct}); };
   auto project = [&](const char* layer, int64_t heads, const char* name) {
@@ -32,7 +38,8 @@ Tensor self_attention(const Scope& s, Tensor x, const Config& c, const nn::Rotar
     return reshape(named(constrain(y), name), {x.dim(0), x.dim(1), heads, c.head_dim});
   };
   auto turned = [&](const char* norm, Tensor y) {
-    return nn::rotated(c.qk_norm ? nn::rms_norm(s / norm, y, c.rms_norm_eps) : y, places, nn::RotaryPairs::halves);
+    return nn::rotated(c.qk_norm ? nn::rms_norm(s / norm, y, c.rms_norm_eps) : y, places.rotary,
+                       nn::RotaryPairs::halves);
   };
   Tensor q = turned("q_norm", project("q_proj", c.num_attention_heads, value::kQueryProj)),
          k = turned("k_norm", project("k_proj", c.num_key_value_heads, value::kKeyProj)),
@@ -43,6 +50,7 @@ Tensor self_attention(const Scope& s, Tensor x, const Config& c, const nn::Rotar
                                                    .heads = axis::kHeadsAct,
                                                    .head_dim = axis::kKv});
   how.causal = true;
+  how.lengths = places.lengths;
   Tensor y = nn::self_attend(q, k, v, how);
   return linear(s / "o_proj", constrain(reshape(y, {x.dim(0), x.dim(1), c.num_attention_heads * c.head_dim})),
                 c.hidden_size, c.out_bias, axis::kHeads, axis::kEmbed);
@@ -58,7 +66,7 @@ Tensor feed_forward(const Scope& s, Tensor x, const Config& c) {
   return linear(s / "down_proj", h, c.hidden_size, false, axis::kMlp, axis::kEmbed);
 }
 
-Tensor layer(const Scope& s, Tensor x, const Config& c, const nn::Rotary& places) {
+Tensor layer(const Scope& s, Tensor x, const Config& c, const Places& places) {
   auto path = s.path_scope();
   x = x + self_attention(s / "self_attn", nn::rms_norm(s / "input_layernorm", x, c.rms_norm_eps), c, places);
   return x + feed_forward(s / "mlp", nn::rms_norm(s / "post_attention_layernorm", x, c.rms_norm_eps), c);
@@ -108,6 +116,11 @@ void read_sizes(ConfigReader& r, Config& c) {
 
 }  // namespace
 
+std::string qwen3_chat(const std::string& prompt, bool thinks) {
+  return "<|im_start|>user\n" + prompt + "<|im_end|>\n<|im_start|>assistant\n" +
+         (thinks ? "" : "<think>\n\n</think>\n\n");
+}
+
 Qwen3Config Qwen3Config::from_json(const nlohmann::json& config) {
   ConfigReader r(config, "Qwen3 config");
   Qwen3Config c;
@@ -147,14 +160,14 @@ Qwen25VlConfig Qwen25VlConfig::from_json(const nlohmann::json& whole) {
 }
 
 std::vector<Tensor> decoder_hidden_states(const Scope& s, const Config& c, Tensor ids,
-                                          const std::vector<int64_t>& layers) {
+                                          const std::vector<int64_t>& layers, Tensor lengths) {
   auto path = s.path_scope();
   check(ids.rank() == 2 && is_integer(ids.dtype()), Code::invalid_graph,
         "decoder: ids are {}; expected integers [B, L]", to_string(ids.shape()));
   for (int64_t i : layers)
     check(i >= 0 && i <= c.num_hidden_layers, Code::invalid_graph, "decoder: hidden state {}; expected 0 to {}", i,
           c.num_hidden_layers);
-  const nn::Rotary places = nn::grid_rotary(s.graph(), {ids.dim(1)}, {c.head_dim}, c.rope_theta);
+  const Places places{nn::grid_rotary(s.graph(), {ids.dim(1)}, {c.head_dim}, c.rope_theta), lengths};
   Tensor x = nn::embedding(s / "embed_tokens", ids, c.vocab_size, c.hidden_size);
   std::vector<Tensor> states = {x};
   for (int64_t i = 0; i < c.num_hidden_layers; ++i) {

@@ -34,12 +34,16 @@ struct Qwen25VlConfig : DecoderConfig {
   static Qwen25VlConfig from_json(const nlohmann::json& config);
 };
 
+/// A message of the user in Qwen3's chat template, and the beginning of the answer: after thoughts, or without any.
+std::string qwen3_chat(const std::string& prompt, bool thinks);
+
 /// ids: [B, L] s32, padding only behind a text. `layers`: 0 for the embeddings, i for what the i-th layer gives, and
 /// num_hidden_layers for that of the last layer after the final norm, as transformers numbers hidden_states. The
 /// result has them in this order: [B, L, hidden_size] each. Tokens see those before them, so that padding changes
-/// nothing before it.
+/// nothing before it. `lengths`: s32 [B], the tokens of each text, at least 1: padding sees them and no padding, as in
+/// transformers with a mask; absent: padding sees what is before it, too.
 std::vector<Tensor> decoder_hidden_states(const Scope& s, const DecoderConfig& config, Tensor ids,
-                                          const std::vector<int64_t>& layers);
+                                          const std::vector<int64_t>& layers, Tensor lengths = {});
 /// Asks for every parameter (registry.h).
 void trace_decoder(const Scope& s, const DecoderConfig& config);
 /// What files of whole language models, with images or without, call the parameters.

@@ -5,6 +5,8 @@
 #include <string_view>
 #include <vector>
 
+#include "maxdiffusion/models/original_weight_names.h"
+
 namespace md {
 namespace {
 
@@ -88,6 +90,49 @@ const Table& of_single_processors() {
   return t;
 }
 
+// ---- FLUX.2
+
+const Table& of_second_model() {
+  static const Table t = {
+      {"x_embedder", "img_in"},
+      {"context_embedder", "txt_in"},
+      {"time_guidance_embed.timestep_embedder.linear_1", "time_in.in_layer"},
+      {"time_guidance_embed.timestep_embedder.linear_2", "time_in.out_layer"},
+      {"time_guidance_embed.guidance_embedder.linear_1", "guidance_in.in_layer"},
+      {"time_guidance_embed.guidance_embedder.linear_2", "guidance_in.out_layer"},
+      {"double_stream_modulation_img.linear", "double_stream_modulation_img.lin"},
+      {"double_stream_modulation_txt.linear", "double_stream_modulation_txt.lin"},
+      {"single_stream_modulation.linear", "single_stream_modulation.lin"},
+      {"norm_out.linear", "final_layer.adaLN_modulation.1", {1, 0}, 2},  // there the shift is first
+      {"proj_out", "final_layer.linear"},
+  };
+  return t;
+}
+
+/// As FLUX.1's, but for modulation, which is the model's, and for feed-forward layers.
+const Table& of_second_double_block() {
+  static const Table t = [] {
+    Table all = {{"ff.linear_in", "img_mlp.0"},
+                 {"ff.linear_out", "img_mlp.2"},
+                 {"ff_context.linear_in", "txt_mlp.0"},
+                 {"ff_context.linear_out", "txt_mlp.2"}};
+    for (const Respelling& r : of_double_block())
+      if (r.diffusers.starts_with("attn.")) all.push_back(r);
+    return all;
+  }();
+  return t;
+}
+
+const Table& of_second_single_block() {
+  static const Table t = {
+      {"attn.to_qkv_mlp_proj", "linear1"},
+      {"attn.to_out", "linear2"},
+      {"attn.norm_q.weight", "norm.query_norm.scale"},
+      {"attn.norm_k.weight", "norm.key_norm.scale"},
+  };
+  return t;
+}
+
 /// `name` with its prefix replaced by the table row that matches up to a dot.
 std::optional<WeightAlias> respelled(std::string_view name, const Table& table) {
   for (const Respelling& r : table)
@@ -97,45 +142,67 @@ std::optional<WeightAlias> respelled(std::string_view name, const Table& table) 
   return std::nullopt;
 }
 
-struct Blocks {
-  std::string_view diffusers, original;
-  const Table &layers, &processors;
-};
-
 /// Without a prefix; behind a block's number.
-std::optional<WeightAlias> in_block(const std::string& name, const Blocks& blocks, const Table& table) {
-  const size_t dot = name.find('.', blocks.diffusers.size());
-  if (dot == std::string::npos) return std::nullopt;
+std::optional<WeightAlias> in_block(const std::string& name, std::string_view diffusers, std::string_view original,
+                                    const Table& table) {
+  const size_t number = diffusers.size(), dot = name.find('.', number);
+  if (!name.starts_with(diffusers) || dot == std::string::npos) return std::nullopt;
   std::optional<WeightAlias> out = respelled(std::string_view(name).substr(dot + 1), table);
-  if (out) {
-    const size_t number = blocks.diffusers.size();
-    out->name = std::string(blocks.original).append(name, number, dot + 1 - number) + out->name;
-  }
+  if (out) out->name = std::string(original).append(name, number, dot + 1 - number) + out->name;
   return out;
 }
 
-std::vector<WeightAlias> names_of(const std::string& name) {
-  const Blocks all[] = {{"transformer_blocks.", "double_blocks.", of_double_block(), of_double_processors()},
-                        {"single_transformer_blocks.", "single_blocks.", of_single_block(), of_single_processors()}};
-  std::optional<WeightAlias> original, processor;
-  for (const Blocks& blocks : all)
-    if (name.starts_with(blocks.diffusers)) {
-      original = in_block(name, blocks, blocks.layers);
-      if (name.ends_with(".weight")) processor = in_block(name, blocks, blocks.processors);
-    }
-  if (!original) original = respelled(name, of_model());
+struct Tables {
+  const Table &model, &double_block, &single_block;
+};
+
+/// In a block of one of both kinds.
+std::optional<WeightAlias> in_blocks(const std::string& name, const Table& of_double, const Table& of_single) {
+  const std::optional<WeightAlias> out = in_block(name, "transformer_blocks.", "double_blocks.", of_double);
+  return out ? out : in_block(name, "single_transformer_blocks.", "single_blocks.", of_single);
+}
+
+std::vector<WeightAlias> names_of(const std::string& name, const Tables& tables) {
+  std::optional<WeightAlias> original = in_blocks(name, tables.double_block, tables.single_block);
+  if (!original) original = respelled(name, tables.model);
   std::vector<WeightAlias> names;
   if (original)
     for (const char* prefix : {"", "model.diffusion_model.", "diffusion_model."}) {
       original->prefix = prefix;
       names.push_back(*original);
     }
-  if (processor) names.push_back(*processor);
   return names;
 }
 
 }  // namespace
 
-WeightNameMap original_flux_names(const FluxTransformerConfig&) { return {.of = names_of}; }
+WeightNameMap original_flux_names(const FluxTransformerConfig&) {
+  return {.of = [](const std::string& name) {
+    std::vector<WeightAlias> names = names_of(name, {of_model(), of_double_block(), of_single_block()});
+    if (!name.ends_with(".weight")) return names;
+    if (const auto processor = in_blocks(name, of_double_processors(), of_single_processors()))
+      names.push_back(*processor);
+    return names;
+  }};
+}
+
+WeightNameMap original_flux2_names(const Flux2TransformerConfig&) {
+  return {.of = [](const std::string& name) {
+    return names_of(name, {of_second_model(), of_second_double_block(), of_second_single_block()});
+  }};
+}
+
+WeightNameMap original_flux2_vae_names(const Flux2VaeConfig& c) {
+  WeightNameMap names = original_vae_names(c.encoder);
+  names.of = [of = names.of](const std::string& name) {
+    std::vector<WeightAlias> all = of(name);
+    // Its own files have these in the halves to which they belong.
+    for (const auto& [conv, half] : {std::pair{"quant_conv.", "encoder."}, {"post_quant_conv.", "decoder."}})
+      if (name.starts_with(conv)) all.push_back({.name = half + name});
+    return all;
+  };
+  names.unneeded.emplace_back("bn.num_batches_tracked");
+  return names;
+}
 
 }  // namespace md

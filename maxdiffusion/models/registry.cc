@@ -4,6 +4,8 @@
 
 #include "maxdiffusion/models/clip_vision.h"
 #include "maxdiffusion/models/decoder_transformer.h"
+#include "maxdiffusion/models/flux2_transformer.h"
+#include "maxdiffusion/models/flux2_vae.h"
 #include "maxdiffusion/models/flux_transformer.h"
 #include "maxdiffusion/models/flux_weight_names.h"
 #include "maxdiffusion/models/original_weight_names.h"
@@ -34,6 +36,8 @@ std::vector<ModelClass>& classes() {
       model_class("CLIPVisionModelWithProjection", trace_clip_vision),
       model_class("AutoencoderKLWan", trace_wan_vae, original_wan_vae_names, wan_autoencoder),
       model_class<QwenImageVaeConfig>("AutoencoderKLQwenImage", trace_wan_vae, original_wan_vae_names, wan_autoencoder),
+      model_class("AutoencoderKLFlux2", trace_flux2_vae, original_flux2_vae_names, flux2_autoencoder),
+      model_class("Flux2Transformer2DModel", trace_flux2_transformer, original_flux2_names),
       model_class("FluxTransformer2DModel", trace_flux_transformer, original_flux_names),
       model_class("WanTransformer3DModel", trace_wan_transformer, original_wan_names),
       model_class("QwenImageTransformer2DModel", trace_qwen_image_transformer, original_qwen_image_names),

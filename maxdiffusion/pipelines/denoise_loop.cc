@@ -241,12 +241,15 @@ std::shared_ptr<const Scheduler> sampler_of(const Family& family, const SampleOp
   int64_t cells = 1;
   for (size_t i = 0; i + 1 < latent.size(); ++i) cells *= latent[i];
   const FamilySpec& spec = family.spec();
-  return make_scheduler(o.scheduler_config, {.tokens = cells / (spec.patch * spec.patch * spec.frame_patch),
-                                             .even_flow_steps = spec.even_flow_steps});
+  SampleFacts facts{.tokens = cells / (spec.patch * spec.patch * spec.frame_patch),
+                    .even_flow_steps = spec.even_flow_steps};
+  if (spec.log_shift) facts.log_shift = spec.log_shift(facts.tokens, o.num_inference_steps);
+  return make_scheduler(o.scheduler_config, facts);
 }
 
 void check_sampling(const Family& family, const SampleOptions& o) {
   check_texts(o);
+  family.reference_fields(o.references);  // refuses sizes
   check_latents(o, batched(o.samples(), {DType::f32, family.latent_dims(o.size)}));
   const SampleTable table = sampler_of(family, o)->table(o.num_inference_steps);
   make_step_cache(o.cache, sampling_plan(family, table, family.image_conditioning() != nullptr, o));
@@ -386,6 +389,7 @@ std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOpt
   std::vector<Field> fields = family.spec().conditioning;
   if (family.required_images() > 0)
     std::ranges::copy(family.image_conditioning()->fields(o.size), std::back_inserter(fields));
+  std::ranges::copy(family.reference_fields(o.references), std::back_inserter(fields));
   for (const Field& f : fields) prompts.positive[f.name] = HostArray(batched(1, f.shape));
   const SamplingPlan plan = sampling_plan(family, table, has_images(family, prompts, o), o);
   std::vector<SamplingGraph> graphs;

@@ -47,8 +47,9 @@ struct SampleOptions {
   MediaSize size;
   std::optional<SizeHints> size_hints;  // what the denoiser is conditioned on; absent: `size`, not cropped
   uint64_t seed = 0;
-  int64_t first_sample = 0;  // number of the first sample; its noise follows from seed and number
-  HostArray latents;         // f32 [N, h, w, C], standard normal; absent: generated from the seed, sample by sample
+  int64_t first_sample = 0;                // number of the first sample; its noise follows from seed and number
+  std::vector<MediaSize> references = {};  // sizes of the reference images in the conditioning
+  HostArray latents;  // f32 [N, h, w, C], standard normal; absent: generated from the seed, sample by sample
   nlohmann::json scheduler_config;                  // after overrides
   std::shared_ptr<const Scheduler> scheduler = {};  // of that config, where it has been made already
   std::optional<ControlOptions> control;

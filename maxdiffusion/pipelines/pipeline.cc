@@ -146,11 +146,15 @@ struct DiffusionPipeline::Impl {
     if (r.progress) r.progress(SampleStage::denoised, n, n);
     check_stop();
     for (int64_t i = 0; i < n; ++i) out.parameters.push_back(parameters(family, models.name, o, i));
-    if (!r.decode) return out;
+    if (!r.decode && !family.spec().autoencoder->other_published_latents) return out;
     const int64_t together = r.vae_slicing ? per_device(1) : o.batch > 0 ? o.batch : per_device(n);
-    out.media = decode_latents(autoencoder_for(together), family, out.latents, r.vae_tiling);
+    if (r.decode)
+      out.media = decode_latents(autoencoder_for(together), family, out.latents, r.vae_tiling);
+    else
+      out.published_latents =
+          autoencoder_for(together).published(family.spec().autoencoder->latent_scale.undo(out.latents));
     leave(autoencoder);
-    if (r.progress) r.progress(SampleStage::decoded, n, n);
+    if (r.progress && r.decode) r.progress(SampleStage::decoded, n, n);
     return out;
   }
 

@@ -56,6 +56,8 @@ struct PipelineModels {
 struct SampleResult {
   HostArray media;    // f32 [N, (F,) H, W, 3] in [−1, 1], the samples of a prompt together; or absent
   HostArray latents;  // f32 [N, (F,) h, w, C], scaled as the denoiser has them
+  /// Of a request that does not decode: as diffusers' pipelines return them, where these are others; or absent.
+  HostArray published_latents;
   std::vector<std::string> parameters;  // of each: prompt, steps, seed, … as AUTOMATIC1111's web UI writes them in PNG
 };
 

@@ -70,13 +70,17 @@ struct SampleKeys {
 
 /// The same with the files that are read and written.
 struct SampleFileKeys : SampleKeys {
-  std::string latents, output_type, image, image_url, last_image;
+  std::string latents, output_type, image_url, last_image;
+  std::vector<std::string> image;
   double fps = 16;
   template <class V>
   void visit(V&& v) {
     SampleKeys::visit(v);
     v("fps", fps, "frames per second of videos");
-    v("image", image, "image that the video begins with: a file, or an https:// address", KeyPath::input);
+    v("image", image,
+      "image that the video begins with, or reference images that an image is made from: a file, or an https:// "
+      "address; several as a list, or one text with commas",
+      KeyPath::input);
     v("image_url", image_url, "as image: MaxDiffusion's key", KeyPath::input);
     v("last_image", last_image, "image that the video ends with", KeyPath::input);
     v("latents", latents,

@@ -23,10 +23,11 @@ std::vector<std::string> second_texts(const char* key, const std::vector<std::st
 }
 
 void set_guidance(const SampleKeys& k, const Family& family, SampleOptions& o) {
-  const bool distilled = family.spec().embedded_guidance;
+  const bool distilled = family.spec().embedded_guidance, guided = k.do_classifier_free_guidance;
   o.embedded_guidance = k.guidance_scale;
   const double from_one = 1 - family.spec().unguided;  // what the factor of the model's guidance counts from
-  o.guidance_scale = k.do_classifier_free_guidance ? (distilled ? k.true_cfg_scale : k.guidance_scale + from_one) : 1;
+  o.guidance_scale = guided ? (distilled ? k.true_cfg_scale : k.guidance_scale + from_one) : 1;
+  if (family.spec().unguided_only) o.guidance_scale = 1;
   if (distilled && !k.negative_prompt.empty() && !o.guided())
     log_warning("negative_prompt has no effect: this model was distilled with guidance; try true_cfg_scale above 1");
   if (!distilled && k.true_cfg_scale != 1)
@@ -60,6 +61,12 @@ int64_t images_per_prompt(const SampleRequest& r) {
   return each;
 }
 
+std::vector<MediaSize> sizes_of(const std::vector<HostArray>& images) {
+  std::vector<MediaSize> sizes;
+  for (const HostArray& image : images) sizes.push_back({image.dims()[0], image.dims()[1]});
+  return sizes;
+}
+
 /// f32 [1, H, W, 3] in [0, 1], of the samples' size.
 ControlOptions control_options(const ControlRequest& c, const MediaSize& size) {
   const HostArray rgb = resize_rgb8(c.image, size.height, size.width, Filter::lanczos);
@@ -85,6 +92,10 @@ MediaSize sample_size(const SampleKeys& k, int64_t resolution, const Family& fam
 
 MediaSize sample_size(const SampleRequest& r, const Family& family) {
   MediaSize size = sample_size(r, r.resolution, family);
+  if (const ReferenceImages* references = family.reference_images(); references && !r.images.empty()) {
+    const MediaSize own = references->sample_size(sizes_of(r.images));
+    size.height = r.height.value_or(own.height), size.width = r.width.value_or(own.width);
+  }
   if (!r.control.image) return size;
   const auto own = [&](size_t axis) { return std::max<int64_t>(64, r.control.image.dims()[axis] / 64 * 64); };
   size.height = r.height.value_or(own(0)), size.width = r.width.value_or(own(1));
@@ -133,6 +144,7 @@ SampleOptions sample_options(const SampleRequest& r, const Family& family, const
   o.seed = static_cast<uint64_t>(seed);
   o.first_sample = r.first_sample;
   o.latents = r.latents;
+  if (family.reference_images()) o.references = sizes_of(r.images);
   o.images_per_prompt = images_per_prompt(r);
   if (batch.pixels_per_device > 0) {
     o.batch = std::max<int64_t>(batch.pixels_per_device / (o.size.height * o.size.width * o.size.frames), 1) * devices;

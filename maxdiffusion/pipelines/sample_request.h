@@ -28,14 +28,15 @@ struct ControlRequest {
 /// The fields of SampleKeys are the keys of the same names, with their meanings and defaults (`inspect keys`); the seed
 /// is sample_seed, 0 where it is null.
 struct SampleRequest : SampleKeys {
-  int64_t resolution = 512;       // height and width where they are null; with a ControlNet these are its image's
-  SchedulerKeys scheduler;        // which sampler, in place of the model's
-  StepCacheKeys cache;            // predictions reused between steps
-  ControlRequest control;         // for a pipeline with a ControlNet, which needs it
-  std::vector<HostArray> images;  // u8 [H, W, 3] of any size: what a video begins with, and ends with
-  HostArray latents;              // initial noise f32 [N, (F,) h, w, C], standard normal; absent: of the seed
-  int64_t first_sample = 0;       // number of the first sample; its noise follows from seed and number
-  bool decode = true;             // false: the result is latents only
+  int64_t resolution = 512;  // height and width where they are null; with an image these are its own
+  SchedulerKeys scheduler;   // which sampler, in place of the model's
+  StepCacheKeys cache;       // predictions reused between steps
+  ControlRequest control;    // for a pipeline with a ControlNet, which needs it
+  /// u8 [H, W, 3] of any size: what a video begins with, and ends with; or reference images.
+  std::vector<HostArray> images;
+  HostArray latents;         // initial noise f32 [N, (F,) h, w, C], standard normal; absent: of the seed
+  int64_t first_sample = 0;  // number of the first sample; its noise follows from seed and number
+  bool decode = true;        // false: the result is latents only
   /// One program runs one step, so that `progress` is called and `stop` acts after each. Videos do so anyway, unless
   /// scan_diffusion_loop. Otherwise one program runs all steps.
   bool step_by_step = false;
@@ -52,8 +53,8 @@ struct SampleBatch {
 
 /// Of samples: height and width, or `resolution`; of videos num_frames.
 MediaSize sample_size(const SampleKeys& keys, int64_t resolution, const Family& family);
-/// The same, with the size of a ControlNet's image where height and width are null: its own, rounded down to multiples
-/// of 64.
+/// The same, with the size of an image where height and width are null: of a ControlNet's its own, rounded down to
+/// multiples of 64; of reference images ReferenceImages::sample_size.
 MediaSize sample_size(const SampleRequest& request, const Family& family);
 /// Throws invalid_config, naming the keys, where a family's models cannot generate media of this size.
 void check_size(const SampleKeys& keys, const Family& family, const MediaSize& size);

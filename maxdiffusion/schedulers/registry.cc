@@ -69,9 +69,14 @@ bool is_known(const std::string& field) {
          });
 }
 
-/// The shift e^μ (time_shift_type linear: μ), where μ is linear in the number of tokens.
+/// The shift e^μ (time_shift_type linear: μ), where μ is given, or linear in the number of tokens.
 /// Source: Esser et al. 2024, section 5.3.2; `calculate_shift` of diffusers' pipelines.
-double shift_by_size(const nlohmann::json& config, int64_t tokens) {
+double shift_by_size(const nlohmann::json& config, const SampleFacts& facts) {
+  auto shift = [&](double mu) {
+    return choice(config, "time_shift_type", "exponential", {"exponential", "linear"}) == "linear" ? mu : std::exp(mu);
+  };
+  if (facts.log_shift) return shift(*facts.log_shift);
+  const int64_t tokens = facts.tokens;
   check(tokens > 0, Code::invalid_config,
         "scheduler config: use_dynamic_shifting is true, but the number of tokens of a sample is not given; set it to "
         "false");
@@ -79,8 +84,7 @@ double shift_by_size(const nlohmann::json& config, int64_t tokens) {
                low = field(config, "base_shift", 0.5), high = field(config, "max_shift", 1.15);
   check(least < most, Code::invalid_config, "scheduler config: base_image_seq_len is {}, max_image_seq_len {}", least,
         most);
-  const double mu = low + (high - low) * (static_cast<double>(tokens) - least) / (most - least);
-  return choice(config, "time_shift_type", "exponential", {"exponential", "linear"}) == "linear" ? mu : std::exp(mu);
+  return shift(low + (high - low) * (static_cast<double>(tokens) - least) / (most - least));
 }
 
 }  // namespace
@@ -113,7 +117,7 @@ std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& given, const Sam
 
   nlohmann::json config = given;
   if (sampler->models == SamplerClass::flow && facts.even_flow_steps) config["timestep_spacing"] = "trailing";
-  if (field(config, "use_dynamic_shifting", false)) config[sampler->shift] = shift_by_size(config, facts.tokens);
+  if (field(config, "use_dynamic_shifting", false)) config[sampler->shift] = shift_by_size(config, facts);
   return sampler->make(config);
 }
 

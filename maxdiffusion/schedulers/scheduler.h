@@ -6,6 +6,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -76,6 +77,8 @@ struct SampleFacts {
   /// Flow-matching Euler: sigmas before the shift are linspace(1, 1/n, n), as some diffusers pipelines pass them,
   /// instead of ending at the sigma of the first training timestep.
   bool even_flow_steps = false;
+  /// Logarithm of the shift of use_dynamic_shifting; absent: linear in `tokens`, as the config says.
+  std::optional<double> log_shift = {};
 };
 
 /// By the `_class_name` of scheduler_config.json, with or without the prefix Flax; throws with the list of supported

@@ -148,6 +148,8 @@ void KeyRules::check_training(const Family& family) const {
         "frame_buckets are numbers of frames, but this model's media are pictures");
   check(!c.model.train_new_vae || family.required_images() == 0, Code::invalid_config,
         "train_new_vae: the latents of the images that this model begins with need an autoencoder that is there");
+  check(!c.model.train_new_vae || !family.spec().autoencoder->other_published_latents, Code::invalid_config,
+        "train_new_vae: statistics of this autoencoder's latents are weights, which training does not measure");
   check(!c.images.original_size_conditioning || !family.spec().size_conditioning.empty(), Code::invalid_config,
         "original_size_conditioning: this model has no condition on sizes");
 }

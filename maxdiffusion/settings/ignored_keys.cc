@@ -71,7 +71,7 @@ struct Situation {
     return sampling_config(folder.scheduler_config(), c.scheduler).value("use_dynamic_shifting", false);
   }
   bool guides() const {
-    if (!c.sample.do_classifier_free_guidance) return false;
+    if (!c.sample.do_classifier_free_guidance || family.spec().unguided_only) return false;
     if (family.spec().embedded_guidance) return c.sample.true_cfg_scale > 1;
     return std::max(c.sample.guidance_scale_high.value_or(c.sample.guidance_scale),
                     c.sample.guidance_scale_low.value_or(c.sample.guidance_scale)) > family.spec().unguided;
@@ -92,6 +92,9 @@ struct Situation {
     return std::ranges::any_of(family.spec().text_fields(), [&](const Field& f) {
       return f.shape.rank() == 1 && f.shape.dims[0] == c.model.max_sequence_length;
     });
+  }
+  bool reads_layers() const {
+    return std::ranges::any_of(family.spec().text_encoders, [](const TextEncoderSpec& e) { return !e.layers.empty(); });
   }
   std::string ignored_by_optimizer(const std::string& key) const {
     for (const OptimizerKey& k : c.optim.own_keys)
@@ -319,6 +322,7 @@ const std::vector<Rule>& rules() {
       {{"scan_layers"}, RULE(unless(s.repeats(), "no layers of this model repeat"))},
       {{"max_sequence_length"},
        RULE(unless(s.reads_length(), "the captions of this model have a length of their own"))},
+      {{"text_encoder_out_layers"}, RULE(unless(s.reads_layers(), "this model reads one layer of its text encoder"))},
       {of<QuantizationKeys>() - Keys{"use_qwix_quantization", "quantization", "quantization_local_shard_count"},
        unless_set("use_qwix_quantization", "nothing is quantized (use_qwix_quantization=false)")},
       {{"names_which_can_be_saved", "names_which_can_be_offloaded"},
@@ -334,14 +338,19 @@ const std::vector<Rule>& rules() {
 
       // Samples.
       {{"vae_encode_chunk"},
-       RULE(unless(!s.generates() || !(s.c.sample.image + s.c.sample.image_url).empty(), "no image is given"))},
+       RULE(unless(!s.generates() || !s.c.sample.image.empty() || !s.c.sample.image_url.empty(), "no image is given"))},
       {{"original_size", "crops_coords_top_left", "target_size"},
        RULE(unless(!s.family.spec().size_conditioning.empty(), "this model has no condition on sizes"))},
       {{"negative_prompt", "negative_prompt_2", "guidance_rescale", "cfg_normalization", "cfg_truncation"},
        RULE(unless(s.guides(),
-                   s.family.spec().unguided > 0
+                   s.family.spec().unguided_only ? "this model was distilled to sample without guidance"
+                   : s.family.spec().unguided > 0
                        ? "there is no guidance (guidance_scale up to 1, or do_classifier_free_guidance=false)"
                        : "there is no guidance (guidance_scale=0, or do_classifier_free_guidance=false)"))},
+      {{"guidance_scale", "do_classifier_free_guidance"},
+       RULE(unless(!s.family.spec().unguided_only || s.c.sample.guidance_scale <= 1,
+                   "this model was distilled to sample without guidance")),
+       true},
       {{"magcache_thresh", "magcache_K", "retention_ratio", "mag_ratios_base", "mag_ratios_base_720p",
         "mag_ratios_base_480p"},
        unless_set("use_magcache", "use_magcache=false")},
@@ -363,6 +372,9 @@ const std::vector<Rule>& rules() {
                    "all steps are one program"))},
       {{"flow_shift"}, RULE(unless(s.is_flow_matching(), "this model does not flow"))},
       {{"time_shift", "base_shift", "max_shift"}, if_set("flow_shift", "flow_shift takes its place")},
+      {{"base_shift", "max_shift"},
+       RULE(unless(!s.family.spec().log_shift, "the shift of this model follows from the numbers of tokens and steps")),
+       true},
       {{"base_shift", "max_shift"},
        RULE(unless(!s.is_flow_matching() || s.shifts_by_size(),
                    "no shift grows with the size (time_shift=true makes one)"))},

@@ -28,6 +28,21 @@ void check_family_of_file(const ConfigSource& source) {
   }
 }
 
+ConfigSource without_keys_of_family(ConfigSource source) {
+  for (const FamilyKeys& family : keys_of_families()) {
+    const auto it = source.values().find(family.key);
+    if (it == source.values().end() || !it->second.text.starts_with(family.value)) continue;
+    for (const std::string& key : family.unread) {
+      const auto found = source.values().find(key);
+      if (found == source.values().end()) continue;
+      if (found->second.where == kCommandLine)
+        log_warning("{} has no effect: only MaxDiffusion's program for {} reads it", key, family.name);
+      source.drop(key);
+    }
+  }
+  return source;
+}
+
 void ReferenceKeys::validate() const {
   constexpr const char* kWeights = "weights are read from the model folder, where nothing has to be converted";
   refuse(scheduler_dtype != "float32", "scheduler_dtype", "samplers compute in float32; set it to that");

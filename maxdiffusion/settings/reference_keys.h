@@ -80,5 +80,8 @@ struct ReferenceKeys {
 
 /// Throws invalid_config where a file of the reference is of an unsupported family, naming the family.
 void check_family_of_file(const ConfigSource& source);
+/// Without the keys that only the reference's files of this one's family have, and that have no effect here; logs those
+/// of the command line.
+ConfigSource without_keys_of_family(ConfigSource source);
 
 }  // namespace md

@@ -1,9 +1,11 @@
 #include "maxdiffusion/settings/requests.h"
 
+#include <filesystem>
 #include <tuple>
 #include <utility>
 
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/split_at_commas.h"
 
 namespace md {
 
@@ -48,6 +50,12 @@ PipelineOptions pipeline_options(const RunConfig& c) {
           .compile = c.compile,
           .batch = {c.batches.per_device_batch_size, c.batches.global_batch_size},
           .keep_loaded = false};
+}
+
+std::vector<std::string> images_of(const SampleFileKeys& k) {
+  if (k.image.empty() && !k.image_url.empty()) return {k.image_url};
+  if (k.image.size() == 1 && std::filesystem::exists(k.image[0])) return k.image;  // commas may be in its name
+  return split_at_commas(k.image);
 }
 
 std::optional<SamplePlan> samples_of(const RunConfig& c, const SamplingRequest& sampling) {
@@ -114,10 +122,10 @@ SamplingRequest sampling_request(const RunConfig& c, const RunInfo& run) {
   r.decode = k.output_type != "latent";
   return {.request = std::move(r),
           .files = {.latents = k.latents,
-                    .first_image = k.image.empty() ? k.image_url : k.image,
                     .last_image = k.last_image,
                     .control_image = c.control.controlnet_image,
-                    .control_preprocessor = c.control.controlnet_preprocessor},
+                    .control_preprocessor = c.control.controlnet_preprocessor,
+                    .images = images_of(k)},
           .batch = {c.batches.per_device_batch_size, c.batches.global_batch_size},
           .output_type = k.output_type,
           .fps = k.fps};

@@ -47,7 +47,8 @@ struct ComponentsRequest {
 };
 /// Files that complete a request: paths, or addresses of the web; empty: none.
 struct SampleFiles {
-  std::string latents, first_image, last_image, control_image, control_preprocessor;
+  std::string latents, last_image, control_image, control_preprocessor;
+  std::vector<std::string> images = {};
 };
 /// The keys of sampling as a request, with the run's sample_seed. A second prompt of the file is left out where the
 /// command line gives the first.

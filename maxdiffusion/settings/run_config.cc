@@ -101,7 +101,7 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   RunConfig c;
   KeyList keys;
   keys.add(c);
-  keys.assign(source, foreign_keys());
+  keys.assign(without_keys_of_family(source), foreign_keys());
   choose_data(source, c.source);
   for (const auto& [key, value] : source.values())
     if (value.where == kCommandLine) c.on_command_line.insert(key);

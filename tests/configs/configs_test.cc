@@ -25,7 +25,8 @@ using Words = std::vector<std::string>;
 
 const std::string kConfigs = MD_SOURCE_DIR "/configs/";
 const std::string kPictures = MD_SOURCE_DIR "/tests/golden/pipelines/", kVideos = MD_SOURCE_DIR "/tests/golden/wan/",
-                  kFlows = MD_SOURCE_DIR "/tests/golden/flux/", kZImages = MD_SOURCE_DIR "/tests/golden/zimage/base";
+                  kFlows = MD_SOURCE_DIR "/tests/golden/flux/", kFlows2 = MD_SOURCE_DIR "/tests/golden/flux2/distilled",
+                  kZImages = MD_SOURCE_DIR "/tests/golden/zimage/base";
 
 /// What stands for a model: its folder, and what makes data and media small. {}: the test's own folder.
 struct Tiny {
@@ -36,6 +37,13 @@ struct Tiny {
 
 const Words kImageWords = {"resolution=16", "dataset_name=", "train_data_dir={}/pictures"},
             kSizedWords = {"resolution=16", "height=16", "width=16", "dataset_name=", "train_data_dir={}/pictures"};
+// The text encoder of the small folder has fewer layers than 27.
+const Words kLayeredWords = {"resolution=16",
+                             "height=16",
+                             "width=16",
+                             "dataset_name=",
+                             "train_data_dir={}/pictures",
+                             "text_encoder_out_layers=[1,2,3]"};
 Words video_words(const Words& more) {
   Words words = {"height=32", "width=32", "num_frames=5", "dataset_type=synthetic", "synthetic_num_samples=4"};
   words.insert(words.end(), more.begin(), more.end());
@@ -64,6 +72,8 @@ const std::map<std::string, Tiny> kModels = {
       kPicture}},
     {"black-forest-labs/FLUX.1-schnell",
      {kFlows + "schnell", {"resolution=16", "dataset_name=", "train_data_dir={}/pictures", kTexts}, kPicture}},
+    {"black-forest-labs/FLUX.2-klein-4B", {kFlows2, kLayeredWords, kPicture}},
+    {"black-forest-labs/FLUX.2-klein-9B", {kFlows2, kLayeredWords, kPicture}},
     {"Tongyi-MAI/Z-Image", {kZImages, kSizedWords, kPicture}},
     {"Tongyi-MAI/Z-Image-Turbo", {kZImages, kSizedWords, kPicture}},
     // Models of this project, whose random weights are trained from the start.

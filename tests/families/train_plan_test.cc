@@ -30,6 +30,8 @@ std::string folder_of(const std::string& named) {
       {"Wan-AI/Wan2.2-I2V-A14B-Diffusers", "wan/i2v_a14b"},
       {"black-forest-labs/FLUX.1-dev", "flux/dev"},
       {"black-forest-labs/FLUX.1-schnell", "flux/schnell"},
+      {"black-forest-labs/FLUX.2-klein-4B", "flux2/distilled"},
+      {"black-forest-labs/FLUX.2-klein-9B", "flux2/distilled"},
       {"Tongyi-MAI/Z-Image", "zimage/base"},
       {"Tongyi-MAI/Z-Image-Turbo", "zimage/base"},
   };
@@ -41,6 +43,8 @@ TrainPlan plan_of(const std::string& file, std::vector<std::string> words = {}, 
   words.insert(words.end(), {"run_name=planned", "output_dir=/nowhere"});
   const RunConfig c = RunConfig::load(kConfigs + file, words);
   ModelFolder folder = ModelFolder::open(folder_of(c.model.pretrained_model_name_or_path));
+  if (!c.model.text_encoder_out_layers.empty())
+    folder.set_option("text_encoder_out_layers", c.model.text_encoder_out_layers);
   if (c.model.max_sequence_length) folder.set_option("max_sequence_length", *c.model.max_sequence_length);
   return plan_training(training_request(c), folder, make_family(folder), counts);
 }
@@ -65,6 +69,8 @@ struct Expected {
   std::vector<std::string> words = {};
 };
 const std::vector<std::string> kUnet = {"unet"}, kTransformer = {"transformer"}, kLow = {"train_expert=low"};
+// The text encoder of the small folder has fewer layers.
+const std::vector<std::string> kThreeLayers = {"text_encoder_out_layers=[1,2,3]"};
 // The small folder has positions for 64 rows of tokens.
 const std::vector<std::string> kSmaller = {"resolution=256", "height=256", "width=256"};
 constexpr DataMode kCached = DataMode::cached_latents, kRecords = DataMode::encoded_records;
@@ -78,6 +84,8 @@ const std::vector<Expected> kExpected = {
     {"base_xl_lightning.yml", kCached, 16, 200, {1024, 1024}, 4e-7, kUnet},
     {"base_flux_dev.yml", kRecords, 8, 1500, {1024, 1024}, 1e-5, kTransformer},
     {"base_flux_schnell.yml", kCached, 8, 200, {1024, 1024}, 4e-7, kTransformer},
+    {"base_flux2klein.yml", kCached, 8, 1500, {512, 512}, 1e-5, kTransformer, kThreeLayers},
+    {"base_flux2klein_9B.yml", kCached, 8, 1500, {512, 512}, 1e-5, kTransformer, kThreeLayers},
     {"base_wan.yml", kRecords, 8, 1500, {720, 1280, 81}, 1e-5, kTransformer},
     {"base_wan_14b.yml", kRecords, 8, 1500, {720, 1280, 81}, 1e-5, kTransformer},
     {"base_wan_1_3b.yml", kRecords, 8, 1500, {480, 832, 81}, 1e-5, kTransformer},

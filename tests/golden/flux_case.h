@@ -1,6 +1,7 @@
-// The transformer of Flux on the inputs of a golden; "guidance" may be missing.
+// The transformers of FLUX.1 and FLUX.2 on the inputs of a golden; "guidance" may be missing.
 #pragma once
 
+#include "maxdiffusion/models/flux2_transformer.h"
 #include "maxdiffusion/models/flux_transformer.h"
 #include "tests/golden/model_case.h"
 
@@ -17,6 +18,14 @@ inline NamedTensors run_flux(const Scope& s, const nlohmann::json& json, NamedTe
                                        .text = in.at("text"),
                                        .pooled = in.at("pooled"),
                                        .guidance = in["guidance"]})}};
+}
+
+inline NamedTensors run_flux2(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
+  Flux2Inputs inputs{
+      .sample = in.at("sample"), .timestep = in.at("timestep"), .text = in.at("text"), .guidance = in["guidance"]};
+  for (int i = 0; in.contains("reference_" + std::to_string(i)); ++i)
+    inputs.references.push_back(in.at("reference_" + std::to_string(i)));
+  return {{"sample", flux2_transformer(s, Flux2TransformerConfig::from_json(json), inputs)}};
 }
 
 }  // namespace md

@@ -1,5 +1,5 @@
-// FluxTransformer2DModel against diffusers: outputs and all gradients on tiny random configs, in every way that blocks
-// are run.
+// FluxTransformer2DModel and Flux2Transformer2DModel against diffusers: outputs and all gradients on tiny random
+// configs, in every way that blocks are run.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -9,25 +9,8 @@
 namespace md {
 namespace {
 
-// The goldens are of a float64 run; diffusers' own float32 run is one noise floor away from it.
-constexpr double kNoiseFloors = 10;
-
-struct Way {
-  const char *name, *golden;
-  ScopeOptions options = {};
-};
-void PrintTo(const Way& w, std::ostream* os) { *os << w.name; }
 class FluxTransformer : public testing::TestWithParam<Way> {};
-
-TEST_P(FluxTransformer, GivesTheOutputsAndGradientsOfTheReference) {
-  const ModelCase c = load_case(GetParam().golden);
-  const ModelRun run = run_case(c, run_flux, GetParam().options);
-  const Distance out = distance(run.outputs, c.outputs), grads = distance(run.grads, c.grads);
-  fmt::print("  outputs {:.2g} ({}; noise floor {:.2g}), gradients {:.2g} ({}; noise floor {:.2g})\n", out.value,
-             out.name, c.noise_floor_outputs, grads.value, grads.name, c.noise_floor_gradients);
-  EXPECT_LE(out.value, kNoiseFloors * c.noise_floor_outputs) << "first at " << out.name;
-  EXPECT_LE(grads.value, kNoiseFloors * c.noise_floor_gradients) << "worst at " << grads.name;
-}
+TEST_P(FluxTransformer, GivesTheOutputsAndGradientsOfTheReference) { expect_reference(GetParam(), run_flux); }
 
 INSTANTIATE_TEST_SUITE_P(
     Goldens, FluxTransformer,
@@ -37,15 +20,31 @@ INSTANTIATE_TEST_SUITE_P(
                     Way{"Flash", "flux_schnell", {.attention = "flash", .flash_min_seq_length = 1}}),
     [](const auto& info) { return info.param.name; });
 
+class Flux2Transformer : public testing::TestWithParam<Way> {};
+TEST_P(Flux2Transformer, GivesTheOutputsAndGradientsOfTheReference) { expect_reference(GetParam(), run_flux2); }
+
+INSTANTIATE_TEST_SUITE_P(
+    Goldens, Flux2Transformer,
+    testing::Values(Way{"TwoReferenceImages", "flux2_klein"}, Way{"Dev", "flux2_dev"}, Way{"OneToken", "flux2_small"},
+                    Way{"WithoutKernels", "flux2_klein", {}, false},
+                    Way{"ScannedAndRecomputed", "flux2_klein", {.remat = "FULL", .scan_layers = true}},
+                    Way{"ScannedAndOptimized", "flux2_dev", {.remat = "FLUX_OPTIMIZED", .scan_layers = true}},
+                    Way{"Flash", "flux2_klein", {.attention = "flash", .flash_min_seq_length = 1}, false}),
+    [](const auto& info) { return info.param.name; });
+
 // Weights are bf16 numbers; activations have 8 bits, but for what is in f32: the conditions' embeddings, norms,
 // modulation, the last projection.
 TEST(FluxInBf16, GivesOutputsAndGradientsNearTheReference) {
-  const ModelCase c = load_case("flux_dev");
-  const ModelRun run = run_case(c, run_flux, {.weights = DType::bf16, .activations = DType::bf16});
-  const Distance out = distance(run.outputs, c.outputs), grads = distance(run.grads, c.grads);
-  fmt::print("  outputs {:.2g} ({}), gradients {:.2g} ({})\n", out.value, out.name, grads.value, grads.name);
-  EXPECT_LE(out.value, 0.02) << "worst at " << out.name;
-  EXPECT_LE(grads.value, 0.1) << "worst at " << grads.name;
+  for (const auto& [golden, forward] :
+       {std::pair<const char*, Forward>{"flux_dev", run_flux}, {"flux2_klein", run_flux2}}) {
+    const ModelCase c = load_case(golden);
+    const ModelRun run = run_case(c, forward, {.weights = DType::bf16, .activations = DType::bf16});
+    const Distance out = distance(run.outputs, c.outputs), grads = distance(run.grads, c.grads);
+    fmt::print("  {}: outputs {:.2g} ({}), gradients {:.2g} ({})\n", golden, out.value, out.name, grads.value,
+               grads.name);
+    EXPECT_LE(out.value, 0.02) << golden << ", worst at " << out.name;
+    EXPECT_LE(grads.value, 0.1) << golden << ", worst at " << grads.name;
+  }
 }
 
 }  // namespace

@@ -137,7 +137,10 @@ ModelRun run_case(const ModelCase& c, const Forward& forward, const ScopeOptions
   ModelRun run;
   size_t next = 0;
   for (const auto& [name, t] : outputs) run.outputs[name] = results.at(next++);
-  for (const Param& p : table.params()) put_gradient(p, results.at(next++), run.grads);
+  for (const Param& p : table.params()) {
+    const HostArray& g = results.at(next++);
+    if (p.trainable) put_gradient(p, g, run.grads);
+  }
   for (const auto& name : input_grads) run.grads[name] = results.at(next++);
   return run;
 }

@@ -8,6 +8,7 @@
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/clip_vision.h"
 #include "maxdiffusion/models/controlnet.h"
+#include "maxdiffusion/models/flux2_vae.h"
 #include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/models/vae.h"
 #include "maxdiffusion/models/wan_vae.h"
@@ -50,6 +51,16 @@ NamedTensors run_vae(const Scope& s, const nlohmann::json& json, NamedTensors& i
   const VaeConfig config = VaeConfig::from_json(json);
   const Posterior p = vae_encode(s, config, in.at("pixels"));
   return {{"mean", p.mean}, {"logvar", p.logvar}, {"pixels", vae_decode(s, config, in.at("latents"))}};
+}
+
+NamedTensors run_flux2_vae(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
+  const Flux2VaeConfig config = Flux2VaeConfig::from_json(json);
+  const LatentStatistics of = flux2_vae_statistics(s, config);
+  const Posterior p = flux2_vae_encode(s, config, of, in.at("pixels"));
+  return {{"mean", p.mean},
+          {"logvar", p.logvar},
+          {"published", flux2_vae_unpatched(of, in.at("latents"))},
+          {"pixels", flux2_vae_decode(s, config, of, in.at("latents"))}};
 }
 
 NamedTensors run_wan_vae(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
@@ -197,7 +208,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Named{"clip_legacy", run_clip}, Named{"clip_projection", run_clip},
                     Named{"clip_vision", run_clip_vision}, Named{"clip_vision_projection", run_clip_vision},
                     Named{"umt5", run_t5}, Named{"umt5_relu", run_t5}, Named{"umt5_silu", run_t5}, Named{"t5", run_t5},
-                    Named{"t5_relu", run_t5}, Named{"vae_flux", run_vae}, Named{"wan_vae_21", run_wan_vae},
+                    Named{"t5_relu", run_t5}, Named{"vae_flux", run_vae}, Named{"flux2_vae", run_flux2_vae},
+                    Named{"flux2_vae_narrow", run_flux2_vae}, Named{"wan_vae_21", run_wan_vae},
                     Named{"wan_vae_attention", run_wan_vae}, Named{"wan_vae_image", run_wan_vae},
                     Named{"wan_vae_22", run_wan_vae}, Named{"wan_vae_residual", run_wan_vae}),
     [](const auto& info) { return info.param.name; });

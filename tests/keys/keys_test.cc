@@ -291,6 +291,8 @@ const Words kInt8 = {"use_qwix_quantization=true", "quantization=int8"};
 const Words kFp8 = {"use_qwix_quantization=true", "quantization=fp8_full"};
 const Words kFlux = {"pretrained_model_name_or_path={goldens}/flux/dev", "diffusion_scheduler_config={}",
                      "max_sequence_length=12"};
+const Words kFlux2 = {"pretrained_model_name_or_path={goldens}/flux2/base", "diffusion_scheduler_config={}",
+                      "text_encoder_out_layers=[1, 2, 3]"};
 const Words kMagCache = {"use_magcache=true",   "num_inference_steps=4", "guidance_scale=3",
                          "retention_ratio=0.1", "magcache_thresh=1",     "mag_ratios_base=1,1,1,1,1,1,1,1"};
 const Words kI2v = {"pretrained_model_name_or_path={goldens}/wan/i2v", "max_sequence_length=512"};
@@ -352,6 +354,7 @@ const std::vector<Row>& rows() {
       {"unet_checkpoint", "{world}/changed/pipelines/sd/unet"},
       {"wan_transformer_pretrained_model_name_or_path", "{world}/changed/wan/t2v/transformer", Kind::videos},
       {"max_sequence_length", "16", Kind::videos},
+      {"text_encoder_out_layers", "[3, 2, 1]", Kind::generate, kFlux2},
       {"train_expert", "high", Kind::images, {}, kNamed},
       {"lightning_repo",
        "{world}/changed/pipelines/sd/unet",

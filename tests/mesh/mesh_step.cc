@@ -6,6 +6,7 @@
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/models/flux2_transformer.h"
 #include "maxdiffusion/models/flux_transformer.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/wan_transformer.h"
@@ -43,6 +44,13 @@ FluxTransformerConfig small_flux() {
   return FluxTransformerConfig::from_json(parse_json(R"({
     "num_attention_heads": 4, "attention_head_dim": 8, "axes_dims_rope": [2, 2, 4], "in_channels": 8, "num_layers": 2,
     "num_single_layers": 2, "joint_attention_dim": 16, "pooled_projection_dim": 16, "guidance_embeds": true
+  })"));
+}
+
+Flux2TransformerConfig small_flux2() {
+  return Flux2TransformerConfig::from_json(parse_json(R"({
+    "num_attention_heads": 4, "attention_head_dim": 8, "axes_dims_rope": [2, 2, 2, 2], "in_channels": 8,
+    "num_layers": 2, "num_single_layers": 2, "joint_attention_dim": 16, "guidance_embeds": false
   })"));
 }
 
@@ -102,6 +110,14 @@ void trace(Step& s, MeshModel model, int64_t rows, ScopeOptions options) {
     const Tensor target = batch("target", {8, 8});
     options.scan_layers = true;
     difference = flux_transformer(Scope(g, s.params, "transformer", options), small_flux(), in) - target;
+  } else if (model == MeshModel::flux2) {
+    const Flux2Inputs in{.sample = batch("sample", {4, 3, 8}),
+                         .timestep = batch("timestep", {}),
+                         .text = batch("text", {8, 16}),
+                         .references = {batch("reference", {2, 6, 8})}};
+    const Tensor target = batch("target", {4, 3, 8});
+    options.scan_layers = true;
+    difference = flux2_transformer(Scope(g, s.params, "transformer", options), small_flux2(), in) - target;
   } else if (model == MeshModel::z_image) {
     const ZImageInputs in{.sample = batch("sample", {8, 8, 4}),
                           .time = batch("time", {}),

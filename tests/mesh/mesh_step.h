@@ -18,7 +18,7 @@ struct MeshRun {
   std::vector<CollectiveSum> collectives;
 };
 
-enum class MeshModel { unet, wan, flux, z_image };
+enum class MeshModel { unet, wan, flux, flux2, z_image };
 /// `steps` updates from the same starting values on the same batch; `attention`: as the key; `windows`: weights of
 /// convolutions lie in memory as on a TPU.
 MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshModel model = MeshModel::unet,

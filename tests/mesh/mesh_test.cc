@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/models/flux2_transformer.h"
 #include "maxdiffusion/models/flux_transformer.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/z_image_transformer.h"
@@ -42,6 +43,7 @@ AxisRules rules_of(const MeshConfig& mesh, MeshModel model) {
   ShardingKeys keys;
   if (model == MeshModel::wan) keys.logical_axis_rules = {kWanAxisRules};
   if (model == MeshModel::flux) keys.logical_axis_rules = {kFluxAxisRules};
+  if (model == MeshModel::flux2) keys.logical_axis_rules = {kFlux2AxisRules};
   if (model == MeshModel::z_image) keys.logical_axis_rules = {kZImageAxisRules};
   return AxisRules::make(keys, mesh.axes(), model != MeshModel::unet);
 }
@@ -163,6 +165,18 @@ TEST_P(FluxMeshTest, GivesTheLossAndParametersOfOneDevice) { expect_result_of_on
 INSTANTIATE_TEST_SUITE_P(EightDevices, FluxMeshTest,
                          testing::Values(kFractional, Sizes{"Data2Fsdp4", 2, 4, 1, 1, 0.3},
                                          Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.3, "ring"}),
+                         [](const auto& info) { return info.param.name; });
+
+// With a reference image.
+class Flux2MeshTest : public testing::TestWithParam<Sizes> {};
+TEST_P(Flux2MeshTest, GivesTheLossAndParametersOfOneDevice) {
+  expect_result_of_one_device(GetParam(), MeshModel::flux2);
+}
+
+INSTANTIATE_TEST_SUITE_P(EightDevices, Flux2MeshTest,
+                         testing::Values(Sizes{"Data2Fsdp4", 2, 4, 1, 1, 0.3},
+                                         Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.3},
+                                         Sizes{"Context4Tensor2Ring", 1, 1, 4, 2, 0.6, "ring"}),
                          [](const auto& info) { return info.param.name; });
 
 // Texts of eight lengths, which the devices that share a sequence know of.

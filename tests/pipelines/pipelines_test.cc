@@ -20,6 +20,7 @@ namespace {
 const std::string kGoldens = MD_SOURCE_DIR "/tests/golden/pipelines";
 
 const std::string kVideoGoldens = MD_SOURCE_DIR "/tests/golden/wan", kFlowGoldens = MD_SOURCE_DIR "/tests/golden/flux",
+                  kFlow2Goldens = MD_SOURCE_DIR "/tests/golden/flux2",
                   kZImageGoldens = MD_SOURCE_DIR "/tests/golden/zimage";
 
 /// Of the goldens in a folder.
@@ -48,7 +49,7 @@ void PrintTo(const Case& c, std::ostream* os) { *os << c.name; }
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const std::string& root : {kGoldens, kVideoGoldens, kFlowGoldens, kZImageGoldens})
+  for (const std::string& root : {kGoldens, kVideoGoldens, kFlowGoldens, kFlow2Goldens, kZImageGoldens})
     for (const auto& j : parse_json(read_file(root + "/cases.json")))
       all.push_back({root, j["name"], j["folder"], j.value("same_as", j["name"].get<std::string>()),
                      j.value("control", false), j["words"]});
@@ -74,11 +75,12 @@ class Pipeline : public testing::TestWithParam<Case> {
     for (std::string word : c.words) {
       if (word.starts_with("lora_"))
         for (size_t i = 0; (i = word.find("{}", i)) != std::string::npos;) word.replace(i, 2, c.root);
-      if (const size_t i = word.find("image={}/"); i != std::string::npos) {
-        const std::string picture = word.substr(0, word.find('='));
-        write_png(t / (picture + ".png"), golden(c.root).tensors().at(picture));
-        word.replace(i + 6, 2, t.path());
-      }
+      if (word.find("image={}/") != std::string::npos)
+        for (size_t i = 0; (i = word.find("{}/", i)) != std::string::npos;) {
+          const std::string image = word.substr(i + 3, word.find(".png", i) - i - 3);
+          write_png(t / (image + ".png"), golden(c.root).tensors().at(image));
+          word.replace(i, 2, t.path());
+        }
       words.push_back(word);
     }
     words.insert(words.end(), more.begin(), more.end());

@@ -111,7 +111,7 @@ def save(pipe, folder):
     """In bf16, which holds the weights exactly."""
     pipe.save_pretrained(folder, safe_serialization=True)
     for file in folder.rglob("*.safetensors"):
-        save_file({k: v.to(torch.bfloat16) for k, v in load_file(file).items()}, file, metadata={"format": "pt"})
+        save_file({k: v.to(torch.bfloat16) if v.is_floating_point() else v for k, v in load_file(file).items()}, file, metadata={"format": "pt"})
 
 
 def arguments(case):
@@ -143,9 +143,9 @@ def words_of(case):
     return {"name": case, "folder": CASES[case][0], "words": words}
 
 
-def record(root, pipes, cases, run, words_of):
+def record(root, pipes, cases, run, words_of, more={}):
     """Writes the folders of `pipes`, by name, and run(case, dtype) of each case with its noise floor; with cases on the
-    command line those alone."""
+    command line those alone. `more`: further arrays."""
     diffusers.logging.set_verbosity_error()
     torch.use_deterministic_algorithms(True)
     chosen = sys.argv[1:] or list(cases)
@@ -166,7 +166,7 @@ def record(root, pipes, cases, run, words_of):
         metadata[f"noise_floor.{case}"] = f"{floor:.2g}"
         arrays |= {f"{case}.{k}": v.contiguous() for k, v in narrow.items()}
         print(case, {k: list(v.shape) for k, v in narrow.items()}, f"noise floor {floor:.2g}")
-    save_file(arrays, root / "golden.safetensors", metadata=metadata)
+    save_file(arrays | more, root / "golden.safetensors", metadata=metadata)
     (root / "cases.json").write_text(json.dumps([words_of(c) for c in cases], indent=1, ensure_ascii=False) + "\n")
 
 

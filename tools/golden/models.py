@@ -26,7 +26,8 @@ import sys
 import diffusers
 import torch
 import transformers
-from diffusers import (AutoencoderKL, AutoencoderKLQwenImage, AutoencoderKLWan, ControlNetModel, FluxTransformer2DModel,
+from diffusers import (AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage, AutoencoderKLWan, ControlNetModel,
+                       Flux2KleinPipeline, Flux2Transformer2DModel, FluxTransformer2DModel,
                        QwenImageTransformer2DModel, UNet2DConditionModel, WanTransformer3DModel,
                        ZImageTransformer2DModel)
 from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers, convert_wan_vae_to_diffusers
@@ -234,6 +235,49 @@ QWEN3S = {
              num_key_value_heads=1, head_dim=4, attention_bias=True, hidden_act="gelu", rms_norm_eps=1e-5,
              rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
         (17, [17, 5], [0, 2]),
+    ),
+    # What padding gives is read, too: it sees the text before it, and no padding.
+    "qwen3_padded": (
+        dict(vocab_size=40, hidden_size=12, intermediate_size=20, num_hidden_layers=3, num_attention_heads=4,
+             num_key_value_heads=2, head_dim=6, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
+        (11, [3, 11, 1], [1, 2, 3]),
+    ),
+}
+
+# Latents are of patches, normalized by statistics that are weights. Rows and columns of pixels.
+FLUX2_VAES = {
+    "flux2_vae": (
+        dict(block_out_channels=[4, 8], layers_per_block=1, norm_num_groups=4, latent_channels=3, sample_size=16),
+        (12, 8),
+    ),
+    # A decoder of other widths, another epsilon, nothing between latents and the two halves.
+    "flux2_vae_narrow": (
+        dict(block_out_channels=[4, 8, 8], decoder_block_out_channels=[4, 4, 12], layers_per_block=1, norm_num_groups=4,
+             latent_channels=2, sample_size=16, use_quant_conv=False, use_post_quant_conv=False, batch_norm_eps=0.03),
+        (8, 24),
+    ),
+}
+
+# Rows and columns of tokens; those of reference images.
+FLUX2S = {
+    # As klein has it: no guidance scale is embedded; two reference images of their own sizes.
+    "flux2_klein": (
+        dict(num_attention_heads=2, attention_head_dim=16, axes_dims_rope=[4, 4, 4, 4], in_channels=12, num_layers=2,
+             num_single_layers=2, joint_attention_dim=9, guidance_embeds=False, timestep_guidance_channels=32),
+        (3, 4), [(2, 5), (4, 1)],
+    ),
+    # As dev has it; uneven axes, other channels come out than went in, a width of the middle that is rounded.
+    "flux2_dev": (
+        dict(num_attention_heads=1, attention_head_dim=18, axes_dims_rope=[2, 6, 8, 2], in_channels=8, out_channels=6,
+             num_layers=1, num_single_layers=3, joint_attention_dim=7, mlp_ratio=2.7, rope_theta=100.0, eps=1e-5,
+             timestep_guidance_channels=24),
+        (5, 1), [],
+    ),
+    # One token a side, one reference image beside it.
+    "flux2_small": (
+        dict(num_attention_heads=3, attention_head_dim=8, axes_dims_rope=[2, 2, 2, 2], in_channels=4, num_layers=1,
+             num_single_layers=1, joint_attention_dim=6, guidance_embeds=False, timestep_guidance_channels=16),
+        (1, 1), [(1, 1)],
     ),
 }
 
@@ -538,6 +582,7 @@ def write(case, model, inputs, forward, seed, unread=()):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config_of(model), indent=1, default=list) + "\n")
     weights = {published(model, k): p.detach().to(torch.bfloat16).contiguous() for k, p in model.named_parameters()}
+    weights |= {k: b.to(torch.bfloat16) for k, b in model.named_buffers() if k.startswith("bn.running_")}
     save_file(weights, folder / "weights.safetensors")
     arrays = {"in." + k: last(v.detach() if v.is_floating_point() else v.to(torch.int32)) for k, v in inputs.items()}
     arrays |= {"out." + k: last(v.float()) for k, v in out64.items()}
@@ -697,9 +742,12 @@ def decoder(case, model, config, length, real, layers, seed=0):
 
     def forward(m, i):
         states = m(i["ids"], attention_mask=mask, output_hidden_states=True).hidden_states
+        if case == "qwen3_padded":
+            return {f"state{n}": states[n] for n in layers}
         return {f"state{n}": states[n] * mask[..., None] for n in layers}  # what padding gives, nobody reads
 
-    write(case, model, {"ids": ids * mask, "mask": mask}, forward, seed)
+    of_texts = {"lengths": torch.tensor(real)} if case == "qwen3_padded" else {"mask": mask}
+    write(case, model, {"ids": ids * mask} | of_texts, forward, seed)
 
 
 def qwen_image(case, config, size, lengths, room, seed=0):
@@ -736,6 +784,66 @@ def z_image(case, config, size, lengths, room, seed=0):
         with kept_precision():
             y = m(images, i["time"].detach(), texts, return_dict=False)[0]
         return {"sample": torch.stack(y).squeeze(2)}
+
+    write(case, model, inputs, forward, seed)
+
+
+def flux2_vae(case, config, size, seed=0):
+    levels = len(config["block_out_channels"])
+    model = AutoencoderKLFlux2(down_block_types=["DownEncoderBlock2D"] * levels,
+                               up_block_types=["UpDecoderBlock2D"] * levels, **config)
+    generator = torch.Generator().manual_seed(seed + 1)
+    channels = 4 * config["latent_channels"]
+    measured(model, generator)
+    small = [s >> levels for s in size]
+    inputs = {"pixels": torch.rand(2, 3, *size, generator=generator) * 2 - 1,
+              "latents": torch.randn(2, channels, *small, generator=generator)}
+    patched, unpatched = Flux2KleinPipeline._patchify_latents, Flux2KleinPipeline._unpatchify_latents
+
+    def forward(m, i):
+        mean = m.bn.running_mean.reshape(1, -1, 1, 1)
+        variance = m.bn.running_var.reshape(1, -1, 1, 1) + m.config.batch_norm_eps
+        posterior = m.encode(i["pixels"]).latent_dist
+        latents = unpatched(i["latents"] * variance.sqrt() + mean)
+        return {"mean": (patched(posterior.mean) - mean) / variance.sqrt(),
+                "logvar": patched(posterior.logvar) - variance.log(), "published": latents,
+                "pixels": m.decode(latents).sample}
+
+    write(case, model, inputs, forward, seed)
+
+
+def measured(model, generator):
+    """Statistics of latents, of numbers that bf16 holds."""
+    bn = model.bn
+    bn.running_mean.copy_((0.5 * torch.randn(bn.num_features, generator=generator)).to(torch.bfloat16))
+    bn.running_var.copy_((0.2 + torch.rand(bn.num_features, generator=generator)).to(torch.bfloat16))
+
+
+def flux2(case, config, size, references, text=5, seed=0):
+    model = Flux2Transformer2DModel(**config)
+    generator = torch.Generator().manual_seed(seed + 1)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    c = model.config
+    inputs = {"sample": draw(2, c.in_channels, *size), "timestep": torch.tensor([17.0, 803.5]),
+              "text": draw(2, text, c.joint_attention_dim)}
+    if c.guidance_embeds:
+        inputs["guidance"] = torch.tensor([4.0, 1.25])
+    inputs |= {f"reference_{n}": draw(2, c.in_channels, *r) for n, r in enumerate(references)}
+    pack = Flux2KleinPipeline._pack_latents
+
+    def forward(m, i):
+        others = [i[f"reference_{n}"] for n in range(len(references))]
+        places = Flux2KleinPipeline._prepare_latent_ids(i["sample"])[0]
+        if others:
+            more = Flux2KleinPipeline._prepare_image_ids([x[:1] for x in others])[0]
+            places = torch.cat([places, more], 0)
+        guidance = i["guidance"].detach() if "guidance" in i else None
+        with kept_precision():
+            y = m(hidden_states=torch.cat([pack(i["sample"]), *(pack(x) for x in others)], 1),
+                  encoder_hidden_states=i["text"], timestep=i["timestep"].detach() / 1000, img_ids=places,
+                  txt_ids=Flux2KleinPipeline._prepare_text_ids(i["text"])[0], guidance=guidance).sample
+        rows, columns = size
+        return {"sample": y[:, :rows * columns].mT.reshape(2, -1, rows, columns)}
 
     write(case, model, inputs, forward, seed)
 
@@ -918,6 +1026,12 @@ def main(wanted):
     for seed, (case, (config, size, lengths, room)) in enumerate(Z_IMAGES.items()):
         if not wanted or case in wanted:
             z_image(case, config, size, lengths, room, seed=9000 + 100 * seed)
+    for seed, (case, (config, size)) in enumerate(FLUX2_VAES.items()):
+        if not wanted or case in wanted:
+            flux2_vae(case, config, size, seed=11000 + 100 * seed)
+    for seed, (case, (config, size, references)) in enumerate(FLUX2S.items()):
+        if not wanted or case in wanted:
+            flux2(case, config, size, references, seed=10000 + 100 * seed)
     for seed, (case, (config, size)) in enumerate(FLUXES.items()):
         if not wanted or case in wanted:
             flux(case, config, size, seed=7000 + 100 * seed)

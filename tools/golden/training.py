@@ -23,8 +23,8 @@ import sys
 
 import diffusers
 import torch
-from diffusers import (DDPMScheduler, FluxPipeline, FluxTransformer2DModel, UNet2DConditionModel,
-                       WanTransformer3DModel, ZImageTransformer2DModel)
+from diffusers import (DDPMScheduler, Flux2KleinPipeline, Flux2Transformer2DModel, FluxPipeline, FluxTransformer2DModel,
+                       UNet2DConditionModel, WanTransformer3DModel, ZImageTransformer2DModel)
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import compute_snr
 from safetensors.torch import load_file, save_file
@@ -55,7 +55,7 @@ CASES = {
     "sd2": ("sd2", "v_prediction", None, "constant", 0, 1.0, None,
             ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
 }
-BATCHES = {"sd2": "sd", "dev": "flux", "schnell": "flux", "base": "zimage"}  # of another folder
+BATCHES = {"sd2": "sd", "dev": "flux", "schnell": "flux", "base": "zimage", "distilled": "flux2"}  # of another folder
 # Flow matching; name: (folder, component, shift of the grid of weights or None, words)
 FLOWS = {
     "wan": ("t2v", "transformer", 3.0, ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
@@ -75,6 +75,11 @@ FLUXES = {
 # Flow matching; name: (folder, words)
 Z_IMAGES = {
     "z_image": ("base", ["lr_scheduler=constant", "warmup_steps_fraction=0", "disable_training_weights=true"]),
+}
+# Flow matching; name: (folder, words)
+FLUX2S = {
+    "flux2": ("distilled", ["lr_scheduler=constant", "warmup_steps_fraction=0", "disable_training_weights=true",
+                       "text_encoder_out_layers=[1,2,3]"]),
 }
 SIGMA_MIN = 0.003 / 1.002
 RATE, DECAY = 1e-3, 1e-2
@@ -137,6 +142,42 @@ def train_flux(case, data, dtype):
             out = model(hidden_states=pack(x), timestep=t, guidance=told, pooled_projections=b["pooled_projections"],
                         encoder_hidden_states=b["encoder_hidden_states"], img_ids=places,
                         txt_ids=torch.zeros(b["encoder_hidden_states"].shape[1], 3, dtype=dtype)).sample
+        loss = ((pack(eps - latents) - out) ** 2).mean()
+        loss.backward()
+        log["loss"].append(loss.item())
+        log["grad_norm"].append(torch.stack([p.grad.norm() for p in model.parameters()]).norm().item())
+        log["learning_rate"].append(RATE)
+        optimizer.step()
+        model.zero_grad()
+    return log, {k: p.detach().float() for k, p in model.named_parameters()}
+
+
+def flux2_batches(seed):
+    generator = torch.Generator().manual_seed(seed)
+    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    out = {}
+    for i in range(STEPS):
+        out |= {f"step{i}.latents": draw(BATCH, 16, 5, 3), f"step{i}.noise": draw(BATCH, 16, 5, 3),
+                f"step{i}.timesteps": 1000 * torch.rand(BATCH, generator=generator),
+                f"step{i}.encoder_hidden_states": draw(BATCH, 7, 24)}
+    return out
+
+
+def train_flux2(case, data, dtype):
+    """The loss of examples/dreambooth/train_dreambooth_lora_flux2_klein.py without weighting, on all weights."""
+    model = Flux2Transformer2DModel.from_pretrained(GOLDEN / "flux2" / FLUX2S[case][0] / "transformer")
+    model = model.to(dtype).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=DECAY)
+    log = {"loss": [], "grad_norm": [], "learning_rate": []}
+    pack = Flux2KleinPipeline._pack_latents
+    for i in range(STEPS):
+        b = {k.split(".")[1]: v.to(dtype) for k, v in data.items() if k.startswith(f"step{i}.")}
+        latents, eps, texts = b["latents"], b["noise"], b["encoder_hidden_states"]
+        level = b["timesteps"].reshape(-1, 1, 1, 1) / 1000
+        with kept_precision():
+            out = model(hidden_states=pack((1 - level) * latents + level * eps), timestep=b["timesteps"] / 1000,
+                        encoder_hidden_states=texts, txt_ids=Flux2KleinPipeline._prepare_text_ids(texts),
+                        img_ids=Flux2KleinPipeline._prepare_latent_ids(latents), return_dict=False)[0]
         loss = ((pack(eps - latents) - out) ** 2).mean()
         loss.backward()
         log["loss"].append(loss.item())
@@ -227,6 +268,8 @@ def train(case, data, dtype, disturbed=None):
         return train_flow(case, data, dtype)
     if case in FLUXES:
         return train_flux(case, data, dtype)
+    if case in FLUX2S:
+        return train_flux2(case, data, dtype)
     if case in Z_IMAGES:
         return train_z_image(case, data, dtype)
     folder, prediction, gamma, schedule, warmup, by_norm, by_value, words = CASES[case]
@@ -293,17 +336,17 @@ def main():
     golden, kept = {}, {}
     if chosen:
         data = {f: load_file(ROOT / f"batches_{f}.safetensors")
-                for f in ("sd", "sdxl", "t2v", "a14b", "i2v", "flux", "zimage")}
+                for f in ("sd", "sdxl", "t2v", "a14b", "i2v", "flux", "zimage", "flux2")}
         golden = json.loads((ROOT / "golden.json").read_text())
         kept = {k: v for k, v in load_file(ROOT / "golden.safetensors").items() if k.split(".")[0] not in chosen}
     else:
         data = {f: batches(f, seed) for f, seed in (("sd", 1), ("sdxl", 2))}
         data |= {f: flow_batches(f, seed) for f, seed in (("t2v", 3), ("a14b", 4), ("i2v", 5))}
-        data |= {"flux": flux_batches(6), "zimage": z_image_batches(7)}
+        data |= {"flux": flux_batches(6), "zimage": z_image_batches(7), "flux2": flux2_batches(8)}
         for folder, arrays in data.items():
             save_file(arrays, ROOT / f"batches_{folder}.safetensors")
-    for case in chosen or [*CASES, *FLOWS, *FLUXES, *Z_IMAGES]:
-        folder, *_, words = (CASES | FLOWS | FLUXES | Z_IMAGES)[case]
+    for case in chosen or [*CASES, *FLOWS, *FLUXES, *Z_IMAGES, *FLUX2S]:
+        folder, *_, words = (CASES | FLOWS | FLUXES | Z_IMAGES | FLUX2S)[case]
         batch = BATCHES.get(folder, folder)
         log, weights = train(case, data[batch], torch.float32)
         others = [train(case, data[batch], torch.float64)]
@@ -315,6 +358,7 @@ def main():
         place = {"folder": "wan/" + folder, "component": FLOWS[case][1]} if case in FLOWS else {
             "folder": "flux/" + folder, "component": "transformer"} if case in FLUXES else {
             "folder": "zimage/" + folder, "component": "transformer"} if case in Z_IMAGES else {
+            "folder": "flux2/" + folder, "component": "transformer"} if case in FLUX2S else {
             "folder": "pipelines/" + folder, "component": "unet"}
         golden[case] = {**place, "batches": batch, "words": words, **log, "noise_floor": {"metrics": relative, "weights": distance}}
         names = sorted((k for k in weights if weights[k].numel() < 1 << 16), key=lambda k: weights[k].numel())

@@ -1,0 +1,89 @@
+// Families whose text encoder is a language model, through the real program: prompts of all lengths, folders that lack
+// something, and LoRA that is trained, resumed to the bit and sampled with.
+#include "tests/pipelines/family_program.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct Row {
+  FamilyFacts facts;
+  std::string pipeline, features;  // its class; the member of the transformer's config with the width of texts
+  size_t adapted = 0;              // layers with LoRA matrices, among them these
+  std::vector<std::string> layers = {};
+};
+void PrintTo(const Row& r, std::ostream* os) { *os << r.facts.name; }
+
+struct LanguageFamily : FamilyProgram, testing::WithParamInterface<Row> {
+  LanguageFamily() : FamilyProgram(GetParam().facts) {}
+};
+
+TEST_P(LanguageFamily, ReadsAnEmptyPrompt) { EXPECT_NE(latents(base, {"prompt="}), latents(base, {})); }
+
+TEST_P(LanguageFamily, SaysWhatOfALongPromptIsCut) {
+  std::string prompt, log;
+  for (int i = 0; i < 5000; ++i) prompt += "7 ";
+  const std::vector<double> out = latents(base, {"prompt=" + prompt}, &log);
+  EXPECT_TRUE(contains(log, "caption longer than 512 tokens is cut: \"7 7 7 ") && contains(log, "tokens are not read"))
+      << log;
+  prompt += "and much more";
+  EXPECT_EQ(latents(base, {"prompt=" + prompt}), out);
+}
+
+TEST_P(LanguageFamily, RefusesAFolderWithoutItsTextEncoder) {
+  const std::string model = copy();
+  fs::remove_all(model + "/text_encoder");
+  expect_refused(generate(model, {}), 4, "text_encoder/config.json");
+  change(model + "/model_index.json", [](auto& j) { j.erase("text_encoder"); });
+  expect_refused(generate(model, {}), 2,
+                 "model_index.json has no text_encoder; a " + GetParam().pipeline + " needs it");
+}
+
+TEST_P(LanguageFamily, RefusesATextEncoderOfAnotherWidth) {
+  const std::string model = copy();
+  change(model + "/text_encoder/config.json", [](auto& j) { j["hidden_size"] = 12; });
+  const Outcome o = generate(model, {});
+  expect_refused(o, 2, "features ('" + GetParam().features + "')");
+  expect_refused(o, 2, "12");
+}
+
+TEST_P(LanguageFamily, LoraIsResumedToTheBitAndSampledWith) {
+  const Words lora = {"disable_training_weights=true", "checkpoint_every=4", "train_lora=true", "lora_rank=2",
+                      "lora_alpha=1"};
+  const std::string checkpoint = t / "run/checkpoints/6", peft = checkpoint + "/pytorch_lora_weights.safetensors";
+  Outcome o = train(lora);
+  ASSERT_EQ(o.status, 0) << o.err;
+  const std::string whole = read_file(peft);
+  std::set<std::string> layers;
+  for (const auto& [name, array] : SafetensorsReader::open(peft).tensors())
+    if (name.ends_with(".lora_A.weight")) layers.insert(name.substr(0, name.size() - 14));
+  EXPECT_EQ(layers.size(), GetParam().adapted);
+  for (const std::string& layer : GetParam().layers) EXPECT_TRUE(layers.contains("transformer." + layer)) << layer;
+  fs::remove_all(checkpoint);
+  ASSERT_EQ(train(lora).status, 0);
+  EXPECT_EQ(read_file(peft), whole);
+
+  const std::vector<double> plain = latents(base, {}), own = latents(checkpoint, {});
+  EXPECT_NE(own, plain);
+  EXPECT_EQ(latents(base, {"lora_files=" + peft}), own);
+  EXPECT_EQ(latents(base, {"lora_files=" + peft, "lora_scales=0"}), plain);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Families, LanguageFamily,
+    testing::Values(Row{{"zimage", "zimage/base", "zimage", {"guidance_scale=2"}},
+                        "ZImagePipeline",
+                        "cap_feat_dim",
+                        4 * (1 + 1 + 2),  // of attention, in every block
+                        {"layers.1.attention.to_out.0", "noise_refiner.0.attention.to_q"}},
+                    Row{{"flux2klein", "flux2/base", "flux2", {"guidance_scale=2", "text_encoder_out_layers=[1,2,3]"}},
+                        "Flux2KleinPipeline",
+                        "joint_attention_dim",
+                        4 * 2 + 2 * 2,  // of attention, and both layers of single blocks
+                        {"transformer_blocks.1.attn.to_out.0", "single_transformer_blocks.1.attn.to_qkv_mlp_proj",
+                         "single_transformer_blocks.0.attn.to_out"}}),
+    [](const auto& info) { return info.param.facts.name; });
+
+}  // namespace
+}  // namespace md
