@@ -52,7 +52,8 @@ def generate(folder, args):
     size = args.size or pipe.unet.config.sample_size * pipe.vae_scale_factor
     # Arguments that this pipeline has.
     taken = inspect.signature(pipe.__call__).parameters
-    more = {k: getattr(args, k) for k in ("num_frames", "max_sequence_length") if k in taken}
+    more = {k: getattr(args, k) for k in ("num_frames", "max_sequence_length", "text_encoder_out_layers")
+            if k in taken and getattr(args, k)}
     out = pipe(args.prompt, height=size, width=size, num_inference_steps=args.steps, guidance_scale=args.guidance_scale,
                generator=torch.Generator().manual_seed(args.seed), output_type="pil", **more)
     if hasattr(out, "frames"):
@@ -78,6 +79,7 @@ def main():
     parser.add_argument("--size", type=int, default=0, help="pixels; needed where the pipeline has no UNet")
     parser.add_argument("--num_frames", type=int, default=9)
     parser.add_argument("--max_sequence_length", type=int, default=512)
+    parser.add_argument("--text_encoder_out_layers", type=json.loads, help="[9, 18, 27]; default: the pipeline's")
     parser.add_argument("--out", default="check_checkpoint.png")
     args = parser.parse_args()
     problems = check_weights(args.folder) or generate(args.folder, args)

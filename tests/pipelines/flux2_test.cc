@@ -39,6 +39,7 @@ TEST_F(Flux2, ReadsTheLayersOfItsTextEncoderThatAKeyNames) {
   expect_refused(generate(base, {"text_encoder_out_layers=[1,2]"}), 2, "2 layers of the text encoder give 16");
 }
 
+// P-23
 TEST_F(Flux2, SamplesAreAsLargeAsTheFirstReferenceImageWhereNoKeySaysOtherwise) {
   const std::string images = image("a.png", 66, 81, 3) + "," + image("b.png", 70, 64, 90);
   const Words words = {"image=" + images, "output_type=np", "height=null", "width=null", "num_inference_steps=1"};
@@ -50,6 +51,7 @@ TEST_F(Flux2, SamplesAreAsLargeAsTheFirstReferenceImageWhereNoKeySaysOtherwise) 
   EXPECT_NE(latents(base, {"image=" + (t / "b.png") + "," + (t / "a.png")}), both);  // each has a time of its own
 }
 
+// P-23
 TEST_F(Flux2, RefusesReferenceImagesThatItDoesNotTake) {
   expect_refused(generate(base, {"image=" + image("dot.png", 1, 1, 0)}), 2,
                  "a reference image is of 1x1 pixels; expected 64 or more a side");

@@ -113,7 +113,7 @@ TEST(Generate, SaysWhichPictureIsNotFinite) {
   }
 }
 
-// S2-2, S2-8, S2-92…96, S4-43, S4-44, S4-47, S4-79, S4-81, S4-82, S4-84, S4-85, S4-91, S4-93, S4-94
+// S2-2, S2-8, S2-92…96, S4-43, S4-44, S4-47, S4-79, S4-81, S4-82, S4-84, S4-85, S4-91, S4-93, S4-94, P-23
 TEST_P(Pipeline, DrawsWhatDiffusersDraws) {
   const Case& c = GetParam();
   const double floor = std::stod(golden(c.root).metadata().at("noise_floor." + c.golden));
