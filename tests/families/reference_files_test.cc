@@ -172,6 +172,7 @@ const std::map<std::string, std::string> kForOtherReasons = {
     {"sharding", "no effect"},
     {"skip_jax_distributed_system", "no effect"},
     {"num_train_epochs", "max_train_steps counts"},
+    {"ulysses_shards", "no effect"},
     {"use_base2_exp", "no effect"},
     {"use_experimental_scheduler", "no effect"},
 };

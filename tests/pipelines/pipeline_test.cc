@@ -311,7 +311,7 @@ TEST(PlanGenerate, IsMadeOfTheKeysAlone) {
   EXPECT_FALSE(plan.sampling.request.height);
   EXPECT_FALSE(plan.sampling.request.decode);
   EXPECT_EQ(plan.sampling.request.control.scale, 0.5);
-  EXPECT_EQ(plan.sampling.files.first_image, "a.png");
+  EXPECT_EQ(plan.sampling.files.images, (std::vector<std::string>{"a.png"}));
   EXPECT_EQ(plan.pipeline.lora.lora_files, std::vector<std::string>{"b.safetensors"});
   EXPECT_EQ(plan.pipeline.hardware.cpu_device_count, 2);
   EXPECT_EQ(plan.pipeline.batch.per_device, 2);
