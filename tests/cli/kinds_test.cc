@@ -238,6 +238,9 @@ TEST_F(Kinds, EvaluationMeasuresTheSameTwiceAndLearnsNothing) {
   ASSERT_EQ(train("other", other).status, 0);
   EXPECT_NEAR(evaluations("other")[0].at("eval_loss"), same[0].at("eval_loss"), 1e-6);
   EXPECT_TRUE(exists(t / "still/eval_loss.png"));
+  other[3] = "eval_max_number_of_samples_in_bucket=100";  // all there are, not the first three
+  ASSERT_EQ(train("all", other).status, 0);
+  EXPECT_NE(evaluations("all")[0].at("eval_loss"), evaluations("other")[0].at("eval_loss"));
 
   // LoRA matrices that are still zero, averaged, leave the model what it is; so do averages, float32, of weights in
   // bfloat16, and a text encoder in the step; the weights of the training loss are not those of this one.

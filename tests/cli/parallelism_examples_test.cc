@@ -85,6 +85,7 @@ TEST(ParallelismExamples, WanSplitsSequencesAndHeadsAndTakesABatchOfOneOnFourDev
                                    "ici_tensor_parallelism=2", "per_device_batch_size=0.25"});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.out, "mesh: context 2 × tensor 2 (4 devices)")) << o.out;
+  EXPECT_TRUE(contains(o.out, "\nall-reduce over tensor: ")) << o.out;
 }
 
 // S1-40
@@ -102,6 +103,7 @@ TEST(ParallelismExamples, DataFsdpAndTensorTogether) {
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.out, "mesh: data 2 × fsdp 2 × tensor 2 (8 devices)")) << o.out;
   EXPECT_TRUE(contains(o.out, "all-gather over fsdp")) << o.out;
+  EXPECT_TRUE(contains(o.out, "\nall-reduce over tensor: ")) << o.out;
 }
 
 }  // namespace

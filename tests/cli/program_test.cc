@@ -231,6 +231,7 @@ TEST(Program, InspectPrintsEachStageOfARun) {
   const std::string mesh =
       inspect("mesh", {"cpu_device_count=8", "ici_data_parallelism=2", "ici_tensor_parallelism=4"});
   EXPECT_TRUE(contains(mesh, "data 2 × tensor 4 (8 devices)")) << mesh;
+  EXPECT_TRUE(contains(mesh, "  data: 2\n")) << mesh;
   EXPECT_TRUE(contains(mesh, "device 5 (cpu): process 0, slice 0, at [1, 0, 0, 1]")) << mesh;
   const std::string plan = inspect("plan", {"per_device_batch_size=3", "cpu_device_count=2", "output_dir=/nowhere"});
   for (const char* line : {"folder: /nowhere/quickstart\n", "data: images, encoded once\n", "size: 48x48\n",

@@ -226,6 +226,12 @@ TEST(LowPrecision, AnF32RunGoesOnInBf16AndBack) {
   set(run, {"master"});
   for (const auto& [name, a] : run.train(2).values)  // nothing to do
     EXPECT_EQ(a.to_doubles(), first.values.at(name).cast(DType::bf16).to_doubles()) << name;
+  run.options.step.optim.learning_rate = 0;
+  run.train(3);
+  const HostArrays still = as_arrays(read_training_state(run.options.checkpoint_dir(), 3).state);
+  for (const auto& [name, a] : first.values)  // a master begins as the f32 weight was
+    EXPECT_EQ(still.at("master/" + name).to_doubles(), a.to_doubles()) << name;
+  set(run, {"master"});
   run.train(4);
   const HostArrays state = as_arrays(read_training_state(run.options.checkpoint_dir(), 4).state);
   set(run, {"master", 0, DType::f32});
