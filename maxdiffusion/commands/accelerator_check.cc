@@ -304,7 +304,7 @@ class Check {
   }
 
   void machine() {
-    const ChildResult r = command("doctor", {"doctor", "hardware=" + hardware_}, {}, true);
+    const ChildResult r = command("doctor", {"doctor", "hardware=" + hardware_, "output_dir=" + out_}, {}, true);
     report_["doctor"] = r.out;
     text_ += "```\n" + r.out + "```\n";
     test({"records", "collectives", "random numbers", "attention"});

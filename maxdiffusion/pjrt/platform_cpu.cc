@@ -7,7 +7,11 @@ namespace md::pjrt {
 const PlatformDef kCpuPlatform = {
     .hardware = "cpu",
     .plugin_files = {"fastatomstruct_xla_cpu/libpjrt_cpu.so", "xla_plugins/xla_cpu_pjrt/xla_cpu_pjrt.so"},
+#if defined(__x86_64__)
     .wheel = "fastatomstruct-xla-cpu",
+#else  // which the first is not built for
+    .wheel = "xla-cpu-pjrt",
+#endif
     .default_options = {{"cpu_device_count", int64_t{1}}},  // some builds default to 4
     // Kept to the end, optimization barriers are what makes rematerialisation lower the peak: expanded early, as this
     // compiler does by default, the recomputation is merged with the forward pass again (tests/autodiff, deep chain).

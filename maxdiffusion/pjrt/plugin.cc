@@ -100,7 +100,7 @@ std::shared_ptr<Plugin> Plugin::load(const std::string& path) {
   if (major != PJRT_API_MAJOR || minor < kMinimumMinor)
     throw Error(Code::device, fmt::format("plugin '{}': implements PJRT API {}.{}; expected {}.{} or newer", key, major,
                                           minor, PJRT_API_MAJOR, kMinimumMinor))
-        .note("try: a newer build of the plugin");
+        .note("try: a newer build of the plugin, or no plugin=, so that the one of the installed wheel is taken");
   auto plugin = std::shared_ptr<Plugin>(new Plugin(key, api));
   open[key] = plugin;
   return plugin;
@@ -130,7 +130,10 @@ std::string Plugin::find(const std::string& hardware) {
                                      other.substr(other.rfind('/') + 1)));
     throw e;
   }
-  if (program_name() == "maxdiffusion")
+  if (env && *env)
+    e.note(fmt::format("try: unset MAXDIFFUSION_PLUGIN_DIR, or put the plugin of the wheel '{}' into that folder",
+                       platform.wheel));
+  else if (program_name() == "maxdiffusion")
     e.note(fmt::format("try: pip install {}, or unpack that wheel and set MAXDIFFUSION_PLUGIN_DIR", platform.wheel));
   else
     e.note(

@@ -135,22 +135,34 @@ Findings probe_system() {
 void show_processor() { say({{"isa", processor().isa}, {"bf16", processor().bf16_products}}); }
 
 Findings probe_processor() {
+#if defined(__x86_64__)
+  constexpr bool kHasAvx = true;
+#else
+  constexpr bool kHasAvx = false;  // another kind of processor, which lacks nothing by that
+#endif
   const std::string flags = " " + cpuinfo("flags") + " ";
   std::vector<std::string> has;
   for (const auto& [flag, shown] :
        {std::pair{"avx2", "AVX2"}, {"avx512f", "AVX-512"}, {"avx512_bf16", "its bf16"}, {"amx_bf16", "AMX"}})
     if (flags.find(std::string(" ") + flag + " ") != flags.npos) has.push_back(shown);
-  std::string found = fmt::format("{}, {}", cpuinfo("model name"), counted(usable_cores(), "core"));
+  std::string name = cpuinfo("model name");
+  if (name.empty()) {  // as on ARM64
+    utsname kernel{};
+    ::uname(&kernel);
+    name = kernel.machine;
+  }
+  std::string found = fmt::format("{}, {}", name, counted(usable_cores(), "core"));
   if (const double granted = granted_cores(); granted > 0)
     found += fmt::format(" (of which a cgroup grants {:.1f})", granted);
-  found += fmt::format("; has {}", has.empty() ? "no AVX2" : fmt::format("{}", fmt::join(has, ", ")));
+  if (kHasAvx) found += fmt::format("; has {}", has.empty() ? "no AVX2" : fmt::format("{}", fmt::join(has, ", ")));
   const ChildResult r = run_child({own_program(), "doctor", "probe=processor"}, {.seconds = 30});
   const json seen = line_of(r);
   if (!r.well() || !seen.is_object())
     return {error("processor", fmt::format("{}; kernels fail on it: {}", found, r.end()),
                   "another machine; this one's processor lacks what oneDNN needs")};
   found += fmt::format("; kernels use {}{}", seen.value("isa", "?"), seen.value("bf16", false) ? " and its bf16" : "");
-  if (has.empty()) return {warning("processor", found, "a machine with AVX2, which trains several times faster")};
+  if (kHasAvx && has.empty())
+    return {warning("processor", found, "a machine with AVX2, which trains several times faster")};
   return {ok("processor", found)};
 }
 
@@ -244,12 +256,15 @@ Findings probe_folder(const FolderProbe& p) {
   if (seen.value("at", "") != fs::absolute(p.folder).string())
     found += fmt::format(" (to be made in {})", seen.value("at", ""));
   const int64_t free = seen.value("free", int64_t{0});
+  const std::string largest =
+      fmt::format("du -xh -d 2 {} | sort -h | tail, which shows what takes it; or {}", seen.value("at", ""), elsewhere);
   if (seen.contains("failed")) {
     const int why = seen.value("errno", 0);
     const std::string owner = fmt::format("{}; or sudo chown -R $USER {}", elsewhere, seen.value("at", ""));
     return {error(p.name,
                   fmt::format("{}: {}; {} are free", found, seen["failed"].get<std::string>(), bytes_text(free)),
                   why == EFBIG                    ? "ulimit -f unlimited"
+                  : why == ENOSPC                 ? largest
                   : why == EACCES || why == EPERM ? owner
                                                   : elsewhere,
                   Code::io)};
@@ -257,8 +272,6 @@ Findings probe_folder(const FolderProbe& p) {
   found += fmt::format(": {} free", bytes_text(free));
   if (seen.value("written", int64_t{0}) >= (int64_t{16} << 20))
     found += fmt::format(", {:.0f} MB/s written", seen.value("rate", 0.0) / 1e6);
-  const std::string largest =
-      fmt::format("du -xh -d 2 {} | sort -h | tail, which shows what takes it; or {}", seen.value("at", ""), elsewhere);
   if (free < p.wanted)
     return {error(p.name, fmt::format("{}; the disk is full: at least {} are wanted", found, bytes_text(p.wanted)),
                   largest, Code::io)};

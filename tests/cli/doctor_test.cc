@@ -55,7 +55,7 @@ TEST(Doctor, PrintsJson) {
 
 TEST(Doctor, NamesAPluginThatIsMissing) {
   expect_error(shell("MAXDIFFUSION_PLUGIN_DIR=/nonexistent " + kDoctor), "cpu plugin", "no plugin under '/nonexistent'",
-               "fastatomstruct-xla-cpu", 4);
+               "unset MAXDIFFUSION_PLUGIN_DIR", 4);
 }
 
 TEST(Doctor, NamesAPluginOfAnotherVersionAndAFileThatIsNone) {
@@ -104,7 +104,7 @@ TEST(Doctor, NamesADiskThatIsFull) {
   if (shell("unshare -rm sh -c '" + mount + "true'").status != 0) return;
   const Outcome o = shell("unshare -rm sh -c '" + mount + "head -c 1m /dev/zero >" + t / "all; " + kDoctor +
                           "output_dir=" + t.path() + "'");
-  expect_error(o, "outputs", "No space left on device; 0 MiB are free", "output_dir=FOLDER on another disk", 4);
+  expect_error(o, "outputs", "No space left on device; 0 MiB are free", "which shows what takes it; or output_dir=", 4);
 }
 
 TEST(Doctor, SaysWhatAConfigTakes) {

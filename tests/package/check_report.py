@@ -14,7 +14,7 @@ for step in report['steps']:
     assert step['well'], step
 for kind in ('records', 'collectives', 'random numbers', 'attention', 'goldens'):
     tests = report['tests'][kind]
-    assert tests['passed'] > 0 and not tests['failed'] and tests['end'] == 'ended well', (kind, tests)
+    assert tests['passed'] > 0 and not tests['failed'] and tests['end'] == 'exit status 0', (kind, tests)
     with open(os.path.join(folder, 'logs', kind.replace(' ', '_') + '.txt')) as f:
         skipped = re.findall(r'\[  SKIPPED \] (\S+)', f.read())
     assert not skipped, (kind, skipped)
