@@ -54,7 +54,7 @@ def generate(folder, args):
     taken = inspect.signature(pipe.__call__).parameters
     more = {k: getattr(args, k) for k in ("num_frames", "max_sequence_length", "text_encoder_out_layers")
             if k in taken and getattr(args, k)}
-    out = pipe(args.prompt, height=size, width=size, num_inference_steps=args.steps, guidance_scale=args.guidance_scale,
+    out = pipe(prompt=args.prompt, height=size, width=size, num_inference_steps=args.steps, guidance_scale=args.guidance_scale,
                generator=torch.Generator().manual_seed(args.seed), output_type="pil", **more)
     if hasattr(out, "frames"):
         image = Image.new("RGB", (size * args.num_frames, size))

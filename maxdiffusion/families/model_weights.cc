@@ -184,9 +184,12 @@ std::vector<std::string> ModelWeights::linkable(const ParamTable& params, const 
   const SafetensorsReader file = SafetensorsReader::open(from);
   if (const WeightNameMap& others = other_names_.at(component); others.of) {
     const HostArrays& found = file.tensors();
+    // transformers' classes of whole language models call the part that is read here their `model`.
     for (const std::string& name : published_names(params, component))
       for (const WeightAlias& other : others.of(name))
-        if (!found.contains(name) && other.whole() != name && found.contains(other.whole())) return {};
+        if (const std::string whole = other.whole();
+            !found.contains(name) && whole != name && whole != "model." + name && found.contains(whole))
+          return {};
   }
   std::vector<std::string> files = weight_files(file, from);
   // diffusers loads variants only by name.

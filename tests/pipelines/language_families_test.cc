@@ -64,6 +64,12 @@ TEST_P(LanguageFamily, LoraIsResumedToTheBitAndSampledWith) {
   ASSERT_EQ(train(lora).status, 0);
   EXPECT_EQ(read_file(peft), whole);
 
+  auto tensors = [](const std::string& folder) {
+    std::set<std::string> names;
+    for (const auto& [name, array] : SafetensorsReader::open(folder + "/text_encoder").tensors()) names.insert(name);
+    return names;
+  };
+  EXPECT_EQ(tensors(checkpoint), tensors(base));  // those that are not read here, too
   const std::vector<double> plain = latents(base, {}), own = latents(checkpoint, {});
   EXPECT_NE(own, plain);
   EXPECT_EQ(latents(base, {"lora_files=" + peft}), own);
