@@ -79,7 +79,7 @@ endfunction()
 # joined stands alone: files that use a name of their own for what another calls so, and those with options of their own.
 option(MD_UNITY "compile the sources of a module several at a time" OFF)
 set(alone checkpoint/shard_files checkpoint/remote_checkpoints checkpoint/safetensors_writer lora/lora_metadata
-          metrics/jsonl_writer pjrt/profiler
+          metrics/jsonl_writer ops/attention_tiles pjrt/profiler
           processes/rendezvous settings/ignored_keys storage/hub storage/remote_sync tokenizers/t5_tokenizer)
 list(TRANSFORM alone REPLACE "(.+)" "${CMAKE_SOURCE_DIR}/maxdiffusion/\\1.cc")
 # A member of a family names what it registers as its neighbours do.
@@ -176,6 +176,7 @@ md_module(base LIBRARIES spdlog::spdlog yaml-cpp PkgConfig::XXHASH ${CMAKE_DL_LI
 set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/base/version.cc PROPERTIES
                             COMPILE_DEFINITIONS MD_VERSION="${PROJECT_VERSION}")
 md_module(graph USES base)
+md_module(tiles USES graph)
 md_module(mesh USES base LIBRARIES yaml-cpp)
 md_module(config USES base LIBRARIES yaml-cpp)
 md_module(storage USES base EXCLUDE http remote LIBRARIES ${CMAKE_DL_LIBS})
@@ -201,7 +202,7 @@ md_module(kernels USES processes LIBRARIES dnnl gomp)
 # Loops over floats become vector code: no errno, no traps, sums in lanes where a pragma says so.
 target_compile_options(md_kernels PRIVATE -fno-math-errno -fno-trapping-math -fopenmp-simd)
 target_include_directories(md_kernels SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include)
-md_module(ops USES graph kernels)
+md_module(ops USES tiles kernels)
 # Random numbers are the same bits on every processor: no product and sum in one rounding.
 set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/ops/host_random.cc PROPERTIES
                             COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>;-ffp-contract=off;-fno-math-errno;-fno-trapping-math"
@@ -290,7 +291,7 @@ add_library(module_headers OBJECT ${CMAKE_BINARY_DIR}/test_headers.cc)
 target_link_libraries(module_headers PRIVATE spdlog::spdlog fmt::fmt)
 target_precompile_headers(module_headers PRIVATE <algorithm> <cmath> <cstring> <filesystem> <functional> <map> <memory>
                           <numeric> <optional> <ranges> <set> <span> <string> <utility> <variant> <vector> <fmt/format.h>)
-set(plain_modules graph mesh config storage processes pjrt ops autodiff nn models schedulers optim tokenizers data checkpoint
+set(plain_modules graph tiles mesh config storage processes pjrt ops autodiff nn models schedulers optim tokenizers data checkpoint
                   lora metrics model_folder families encoders tasks pipelines train settings run convert probes
                   commands)
 foreach(module ${plain_modules})
@@ -306,6 +307,7 @@ list(FILTER pixels EXCLUDE REGEX "_test\\.cc$")
 set_source_files_properties(${loops} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O2> SKIP_PRECOMPILE_HEADERS ON)
 set_source_files_properties(${pixels} PROPERTIES COMPILE_OPTIONS $<$<CONFIG:Release>:-O3> SKIP_PRECOMPILE_HEADERS ON)
 md_tests(ops USES ops autodiff runtime)
+md_tests(tiles USES ops autodiff runtime COST 60)
 md_tests(kernels USES nn autodiff runtime COST 30)
 md_tests(autodiff USES ops autodiff runtime SHARDS 2 COST 20)
 md_tests(golden PLAIN_PROGRAMS USES models autodiff runtime checkpoint schedulers optim SHARDS 2 COST 25)
@@ -397,3 +399,7 @@ md_packaged(random_weights)
 # A video autoencoder; see bench/video.py.
 add_executable(video_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/video_bench.cc)
 target_link_libraries(video_bench PRIVATE md_allocator md_encoders)
+
+# Kernels for TPUs, compiled; see bench/kernels.py.
+add_executable(kernel_bench EXCLUDE_FROM_ALL ${CMAKE_SOURCE_DIR}/bench/kernel_bench.cc)
+target_link_libraries(kernel_bench PRIVATE md_allocator md_ops md_pjrt)

@@ -1,0 +1,69 @@
+// Compiles an attention kernel of maxdiffusion/ops/attention_tiles.h for a TPU that is not here; bench/kernels.py reads
+// what the compiler writes about it. Arguments: topology, kernel (forward, gradient, dq, dkv), length, head_dim, then
+// key=value of flash_block_sizes and heads=, kv_heads=, type=, causal=.
+#include <cmath>
+#include <cstdio>
+#include <map>
+#include <string>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/ops/attention_tiles.h"
+#include "maxdiffusion/pjrt/topology.h"
+#include "maxdiffusion/tiles/call.h"
+#include "maxdiffusion/tiles/mosaic.h"
+
+int main(int argc, char** argv) {
+  using namespace md;
+  try {
+    check(argc > 4, Code::invalid_config, "kernel_bench TOPOLOGY KERNEL LENGTH HEAD_DIM [key=value…]");
+    std::map<std::string, int64_t> given;
+    for (int i = 5; i < argc; ++i) {
+      const std::string word = argv[i];
+      given[word.substr(0, word.find('='))] = std::stoll(word.substr(word.find('=') + 1));
+    }
+    const auto take = [&](const char* name, int64_t otherwise) {
+      return given.contains(name) ? given[name] : otherwise;
+    };
+    const pjrt::Topology tpus = pjrt::Topology::create("tpu", argv[1]);
+    TileAttention a{.heads = take("heads", 1),
+                    .kv_heads = take("kv_heads", take("heads", 1)),
+                    .queries = std::stoll(argv[3]),
+                    .keys = take("keys", std::stoll(argv[3])),
+                    .head_dim = std::stoll(argv[4])};
+    a.scale = 1 / std::sqrt(static_cast<double>(a.head_dim));
+    a.causal = take("causal", 0) != 0;
+    a.limited = take("limited", 0) != 0;
+    a.type = take("f32", 0) != 0 ? DType::f32 : DType::bf16;
+    a.chip = tile_chip(tpus.devices()[0].kind);
+    a.blocks = {.queries = take("block_q", 0),
+                .keys = take("block_kv", 0),
+                .gradient_queries = take("block_q_dkv", 0),
+                .gradient_keys = take("block_kv_dkv", 0),
+                .keys_compute = take("block_kv_compute", 0),
+                .gradient_keys_compute = take("block_kv_dkv_compute", 0),
+                .dq_queries = take("block_q_dq", 0),
+                .dq_keys = take("block_kv_dq", 0)};
+    const std::string what = argv[2];
+    const tiles::Program program = what == "forward" ? tile_attention_program(a)
+                                                     : tile_gradient_program(a, what == "gradient" ? TileGradient::fused
+                                                                                : what == "dq"     ? TileGradient::dq
+                                                                                                   : TileGradient::dkv);
+    GraphOptions o;
+    o.platform = Platform::tpu;
+    Graph g(o);
+    std::vector<Tensor> in;
+    for (const tiles::Memory& m : program.memories())
+      if (m.space < tiles::Space::output) in.push_back(g.input(m.name, m.array));
+    int n = 0;
+    for (Tensor t : tiles::call(program, in)) g.output("y" + std::to_string(n++), t);
+    if (given.contains("text")) std::puts(tiles::mosaic_text(program).c_str());
+    const pjrt::Compiled compiled = tpus.compile(to_stablehlo(g), {.device_ids = {tpus.devices()[0].id}, .flags = {}});
+    std::printf("compiled for %s; estimated fast memory %.1f MiB, temporary %.1f MiB\n", tpus.devices()[0].kind.c_str(),
+                static_cast<double>(program.fast_memory()) / (1 << 20),
+                static_cast<double>(compiled.memory()->temporary) / (1 << 20));
+  } catch (const Error& e) {
+    std::fprintf(stderr, "error: %s\n", e.what());
+    return 1;
+  }
+}

@@ -1,0 +1,488 @@
+#include "maxdiffusion/ops/attention_tiles.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <numbers>
+#include <utility>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/round_up.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/tiles/call.h"
+
+namespace md {
+namespace {
+
+using tiles::Place;
+using tiles::Program;
+using tiles::Ref;
+using tiles::Tile;
+
+constexpr double kLog2e = std::numbers::log2e, kLn2 = std::numbers::ln2;
+constexpr double kMasked = -1e30;
+constexpr int64_t kLanes = 128;
+
+// ---- block sizes
+
+constexpr int64_t kDefaultBlock = 1024, kDefaultCompute = 512;
+
+struct SizeRule {
+  const char* key;
+  int64_t value, multiple;
+  const char* of;  // what it divides; null: nothing
+  int64_t whole;
+};
+
+void check_size(const SizeRule& rule) {
+  const int64_t nearest = std::max(rule.multiple, (rule.value + rule.multiple / 2) / rule.multiple * rule.multiple);
+  if (rule.value % rule.multiple != 0)
+    throw Error(Code::invalid_config, fmt::format("flash_block_sizes: {} is {}; expected a multiple of {}", rule.key,
+                                                  rule.value, rule.multiple))
+        .note(fmt::format("try: {}: {}", rule.key, nearest));
+  if (rule.of && rule.whole % rule.value != 0) {
+    int64_t divisor = std::min(rule.value, rule.whole) / rule.multiple * rule.multiple;
+    while (rule.whole % divisor != 0) divisor -= rule.multiple;
+    throw Error(Code::invalid_config, fmt::format("flash_block_sizes: {} is {}, which does not divide {} of {}",
+                                                  rule.key, rule.value, rule.of, rule.whole))
+        .note(fmt::format("try: {}: {}", rule.key, divisor));
+  }
+}
+
+int64_t first_of(std::initializer_list<int64_t> sizes) {
+  for (int64_t s : sizes)
+    if (s > 0) return s;
+  return 0;
+}
+
+// ---- arrays
+
+/// Where heads are whole registers they are read out of [B, L, H·D]; else out of [B, H, L, D].
+bool tokens_first(const TileAttention& a) { return a.head_dim % kLanes == 0; }
+
+Shape array_of(const TileAttention& a, int64_t length, int64_t heads, DType type) {
+  return tokens_first(a) ? Shape{type, {a.batch, length, heads * a.head_dim}}
+                         : Shape{type, {a.batch, heads, length, a.head_dim}};
+}
+/// Rows of a head: `rows` from the block that axis `grid` of the grid (batch, head, …) counts.
+Ref rows_of(Program& p, const TileAttention& a, const char* name, int64_t length, int64_t rows, int grid, bool keys,
+            tiles::Space space, DType type) {
+  const int64_t heads = keys ? a.kv_heads : a.heads;
+  const Place sample{0}, head{1, keys ? a.heads / a.kv_heads : 1}, at{grid};
+  const Shape array = array_of(a, length, heads, type);
+  const Dims block = tokens_first(a) ? Dims{1, rows, a.head_dim} : Dims{1, 1, rows, a.head_dim};
+  std::vector<Place> place =
+      tokens_first(a) ? std::vector<Place>{sample, at, head} : std::vector<Place>{sample, head, at, {}};
+  return space == tiles::Space::input ? p.input(name, array, block, std::move(place))
+                                      : p.output(name, array, block, std::move(place));
+}
+
+// ---- masks
+
+/// The end of what has to be computed of a block that is seen in part, where it is always the last one.
+int64_t end_of_part(const TileAttention& a, int64_t block_k) {
+  return a.causal || a.limited || a.keys % block_k == 0 ? block_k : a.keys % block_k;
+}
+
+/// What a step's block of queries sees of its block of keys, as scalars.
+struct Seen {
+  Tile keys;     // number of keys that there are, minus the position of the block's first
+  Tile queries;  // causal: position of the first query + 1, minus the same
+  Tile all, some;
+};
+
+struct Masks {
+  Program& p;
+  const TileAttention& a;
+  bool any;  // whether some logits may be masked
+  int64_t block_q, block_k;
+  Ref limits;
+
+  Seen seen(int axis_q, int axis_k) {
+    Seen s;
+    Tile first = p.multiply(p.coordinate(axis_k), p.scalar(block_k));
+    Tile keys = a.limited ? p.read(limits, p.add(p.coordinate(0), p.scalar(1))) : p.scalar(a.keys);
+    s.keys = p.subtract(keys, first);
+    Tile least = s.keys, most = s.keys;
+    if (a.causal) {
+      Tile shift = a.limited ? p.read(limits, p.scalar(0)) : p.scalar(0);
+      Tile query = p.add(p.multiply(p.coordinate(axis_q), p.scalar(block_q)), shift);
+      s.queries = p.subtract(p.add(query, p.scalar(1)), first);
+      least = p.minimum(least, s.queries);
+      most = p.minimum(most, p.add(s.queries, p.scalar(block_q - 1)));
+    }
+    s.all = p.less(p.scalar(block_k - 1), least);
+    s.some = p.both(p.less(p.scalar(0), most), p.less(least, p.scalar(block_k)));
+    return s;
+  }
+  /// Of keys [from, from + keys) of the block. `transposed`: keys are rows.
+  Tile apply(const Seen& s, Tile logits, int64_t from, bool transposed) {
+    const int64_t r = logits.rows(), c = logits.columns();
+    Tile key = p.iota(r, c, transposed ? 0 : 1);
+    Tile keep = p.less(key, p.broadcast(p.subtract(s.keys, p.scalar(from)), r, c));
+    if (a.causal) {
+      Tile query = p.add(p.iota(r, c, transposed ? 1 : 0), p.broadcast(p.subtract(s.queries, p.scalar(from)), r, c));
+      keep = p.both(keep, p.less(key, query));
+    }
+    return p.select(keep, logits, p.constant(kMasked, logits.shape));
+  }
+  /// `step(masked)`: for blocks that are seen in part, and for those seen whole.
+  void run(int axis_q, int axis_k, const std::function<void(const Seen*)>& step) {
+    if (!any) return step(nullptr);
+    const Seen s = seen(axis_q, axis_k);
+    p.when(s.all, [&] { step(nullptr); });
+    p.when(s.some, [&] { step(&s); });
+  }
+};
+
+bool masks(const TileAttention& a, int64_t block_k) { return a.causal || a.limited || a.keys % block_k != 0; }
+
+}  // namespace
+
+TileChip tile_chip(const std::string& kind) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  if (kind == "TPU v6 lite" || kind == "TPU v6e") return {256, 96 * kMiB};
+  if (kind == "TPU7x" || kind == "TPU v7x" || kind == "TPU7") return {256, 48 * kMiB};
+  if (kind == "TPU v5 lite" || kind == "TPU v5e") return {128, 96 * kMiB};
+  if (kind == "TPU v5" || kind == "TPU v5p") return {128, 48 * kMiB};
+  return {};
+}
+
+AttentionBlocks tile_blocks(const TileAttention& a) {
+  AttentionBlocks b = a.blocks;
+  const int64_t rows = a.type == DType::bf16 ? 16 : 8;
+  b.queries = first_of({b.queries, kDefaultBlock});
+  b.keys = first_of({b.keys, kDefaultBlock});
+  b.keys_compute = first_of({b.keys_compute, b.keys % kDefaultCompute == 0 ? kDefaultCompute : b.keys});
+  check_size({"block_q", b.queries, rows, nullptr, 0});
+  check_size({"block_kv", b.keys, kLanes, nullptr, 0});
+  check_size({"block_kv_compute", b.keys_compute, kLanes, "block_kv", b.keys});
+  // As few blocks of queries as there can be, of one size.
+  const auto even = [&](int64_t most) {
+    const int64_t count = (a.queries + most - 1) / most;
+    return round_up((a.queries + count - 1) / count, rows);
+  };
+  b.queries = even(b.queries);
+  if (const int64_t whole = round_up(a.keys, kLanes); b.keys > whole) {
+    b.keys = whole;
+    if (b.keys % b.keys_compute != 0) b.keys_compute = whole;
+  }
+  b.gradient_queries = first_of({b.gradient_queries, b.queries});
+  b.gradient_keys = first_of({b.gradient_keys, b.keys});
+  b.gradient_keys_compute =
+      first_of({b.gradient_keys_compute, b.gradient_keys % kDefaultCompute == 0 ? kDefaultCompute : b.gradient_keys});
+  b.dq_queries = first_of({b.dq_queries, b.gradient_queries});
+  b.dq_keys = first_of({b.dq_keys, b.gradient_keys});
+  check_size({"block_q_dkv", b.gradient_queries, rows, nullptr, 0});
+  check_size({"block_kv_dkv", b.gradient_keys, kLanes, nullptr, 0});
+  check_size({"block_kv_dkv_compute", b.gradient_keys_compute, kLanes, "block_kv_dkv", b.gradient_keys});
+  check_size({"block_q_dq", b.dq_queries, rows, nullptr, 0});
+  check_size({"block_kv_dq", b.dq_keys, kLanes, nullptr, 0});
+  const int64_t whole = round_up(a.keys, kLanes);
+  for (int64_t* size : {&b.gradient_queries, &b.dq_queries}) *size = even(*size);
+  for (int64_t* size : {&b.gradient_keys, &b.dq_keys}) *size = std::min(*size, whole);
+  if (b.gradient_keys % b.gradient_keys_compute != 0) b.gradient_keys_compute = b.gradient_keys;
+  return b;
+}
+
+tiles::Program tile_attention_program(const TileAttention& a) {
+  const AttentionBlocks b = tile_blocks(a);
+  const int64_t bq = b.queries, bk = b.keys, sub = b.keys_compute, d = a.head_dim;
+  const int64_t lq = round_up(a.queries, bq), lk = round_up(a.keys, bk), nq = lq / bq, nk = lk / bk;
+  // Columns of ones beside v make the matrix unit add up each row, where it has columns to spare.
+  const bool ones = round_up(d, kLanes) < a.chip.matrix || d % kLanes != 0;
+  const int64_t width = ones ? round_up(d + 1, kLanes) : d;
+  // Queries times the scale in two bf16 parts are exact, and free where the unit has rows to spare; else logits are
+  // scaled.
+  const bool parts = a.type == DType::bf16 && d % kLanes == 0 && 2 * d <= a.chip.matrix;
+  const double scale = a.scale * kLog2e, of_logits = parts ? 1 : scale;
+
+  Program p("attention", {a.batch, a.heads, nq, nk}, 1);
+  Masks mask{p, a, masks(a, bk), bq, bk, {}};
+  if (a.limited) mask.limits = p.scalars("limits", 1 + a.batch);
+  const Ref q = rows_of(p, a, "q", lq, bq, 2, false, tiles::Space::input, a.type),
+            k = rows_of(p, a, "k", lk, bk, 3, true, tiles::Space::input, a.type),
+            v = rows_of(p, a, "v", lk, bk, 3, true, tiles::Space::input, a.type),
+            y = rows_of(p, a, "y", lq, bq, 2, false, tiles::Space::output, a.type),
+            lse =
+                p.output("lse", {DType::f32, {a.batch, a.heads, nq, 1, bq}}, {1, 1, 1, 1, bq}, {{0}, {1}, {2}, {}, {}});
+  const Ref most = p.scratch("most", {DType::f32, {bq, kLanes}}), sum = p.scratch("sum", {DType::f32, {bq, width}});
+  Ref total = ones ? Ref{} : p.scratch("total", {DType::f32, {bq, kLanes}});
+  Ref scaled = parts ? p.scratch("scaled", {DType::bf16, {bq, 2 * d}}) : Ref{};
+  const auto wide = [&](Tile x, int64_t columns) {  // [bq, 128], the same in all columns
+    if (columns % kLanes != 0) return p.broadcast(p.slice(x, 0, bq, 0, 1), bq, columns);
+    return p.concatenate(std::vector<Tile>(static_cast<size_t>(columns / kLanes), x), 1);
+  };
+
+  // Logits are not multiplied before their maximum is known: it would be one more pass over them.
+  const auto power = [&](Tile x) { return p.exp2(of_logits == 1 ? x : p.multiply(x, of_logits)); };
+
+  const Tile j = p.coordinate(3);
+  p.when(p.equal(j, p.scalar(0)), [&] {
+    p.store(most, p.constant(kMasked, most.shape));
+    p.store(sum, p.constant(0, sum.shape));
+    if (!ones) p.store(total, p.constant(0, total.shape));
+    if (!parts) return;
+    const Tile x = p.multiply(p.cast(p.load(q), DType::f32), scale), high = p.cast(x, DType::bf16),
+               low = p.cast(p.subtract(x, p.cast(high, DType::f32)), DType::bf16);
+    p.store(scaled, p.concatenate({high, low}, 1));
+  });
+  mask.run(2, 3, [&](const Seen* seen) {
+    const Tile queries = p.load(parts ? scaled : q);
+    for (int64_t from = 0; from < (seen ? end_of_part(a, bk) : bk); from += sub) {
+      Tile keys = p.load(k, from, sub), values = p.load(v, from, sub);
+      if (parts) keys = p.concatenate({keys, keys}, 1);
+      if (ones) values = p.concatenate({values, p.constant(1, {a.type, {sub, width - d}})}, 1);
+      Tile s = p.matmul(queries, keys, 1, 1, a.exact);
+      if (seen) s = mask.apply(*seen, s, from, false);
+      const Tile before = p.load(most), now = p.maximum(before, p.broadcast(p.max_of(s, 1), bq, kLanes)),
+                 e = power(p.subtract(s, wide(now, sub))), shrunk = power(p.subtract(before, now));
+      p.store(most, now);
+      if (!ones) p.store(total, p.add(p.multiply(p.load(total), shrunk), p.broadcast(p.sum_of(e, 1), bq, kLanes)));
+      p.store(sum,
+              p.add(p.multiply(p.load(sum), wide(shrunk, width)), p.matmul(p.cast(e, a.type), values, 1, 0, a.exact)));
+    }
+  });
+  p.when(p.equal(j, p.scalar(nk - 1)), [&] {
+    const Tile all = p.load(sum);
+    Tile of_row = ones ? p.broadcast(p.slice(all, 0, bq, d, 1), bq, kLanes) : p.load(total);
+    of_row = p.maximum(of_row, p.constant(1e-30, of_row.shape));  // of a sample without keys
+    p.store(y, p.cast(p.divide(p.slice(all, 0, bq, 0, d), wide(of_row, d)), a.type));
+    const Tile logs = p.add(p.multiply(p.load(most), of_logits * kLn2), p.multiply(p.log2(of_row), kLn2));
+    p.store(lse, p.slice(p.transpose(logs), 0, 1, 0, bq));
+  });
+  return p;
+}
+
+// Logits are made transposed, [keys, queries]: what a query has one of is then one row, read as it lies in memory, and
+// dk and dv are products of rows by columns.
+tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind) {
+  const AttentionBlocks b = tile_blocks(a);
+  const bool of_q = kind != TileGradient::dkv, of_keys = kind != TileGradient::dq, fused = of_q && of_keys;
+  const int64_t bq = of_keys ? b.gradient_queries : b.dq_queries, bk = of_keys ? b.gradient_keys : b.dq_keys,
+                sub = bk % b.gradient_keys_compute == 0 ? b.gradient_keys_compute : bk, d = a.head_dim;
+  const int64_t lq = round_up(a.queries, bq), lk = round_up(a.keys, bk), nq = lq / bq, nk = lk / bk;
+  const double scale = a.scale * kLog2e;
+  // Of the gradient of keys a block of keys meets all queries, one after the other.
+  const int axis_q = of_keys ? 3 : 2, axis_k = of_keys ? 2 : 3;
+  Program p(fused  ? "attention_gradient"
+            : of_q ? "attention_dq"
+                   : "attention_dkv",
+            {a.batch, a.heads, of_keys ? nk : nq, of_keys ? nq : nk}, fused ? 2 : 1);
+  Masks mask{p, a, masks(a, bk), bq, bk, {}};
+  if (a.limited) mask.limits = p.scalars("limits", 1 + a.batch);
+  const auto in = tiles::Space::input, out = tiles::Space::output;
+  const Ref q = rows_of(p, a, "q", lq, bq, axis_q, false, in, a.type),
+            k = rows_of(p, a, "k", lk, bk, axis_k, true, in, a.type),
+            v = rows_of(p, a, "v", lk, bk, axis_k, true, in, a.type),
+            dy = rows_of(p, a, "dy", lq, bq, axis_q, false, in, a.type);
+  const auto statistic = [&](const char* name) {
+    return p.input(name, {DType::f32, {a.batch, a.heads, nq, 1, bq}}, {1, 1, 1, 1, bq}, {{0}, {1}, {axis_q}, {}, {}});
+  };
+  const Ref lse = statistic("lse"), slope = statistic("slope");
+  TileAttention each = a;  // dk and dv of each head of q, which are added up for heads that share keys
+  each.kv_heads = a.heads;
+  // Fused, all queries of a head stay in fast memory.
+  Ref dq, dk, dv, sum_q, sum_k, sum_v;
+  const int64_t rows = fused ? lq : bq;
+  if (of_q) dq = rows_of(p, a, "dq", lq, rows, fused ? -1 : axis_q, false, out, a.type);
+  if (of_keys) dk = rows_of(p, each, "dk", lk, bk, axis_k, true, out, a.type);
+  if (of_keys) dv = rows_of(p, each, "dv", lk, bk, axis_k, true, out, a.type);
+  if (of_q) sum_q = p.scratch("sum_q", {DType::f32, {rows, d}});
+  if (of_keys) {
+    sum_k = p.scratch("sum_k", {DType::f32, {bk, d}});
+    sum_v = p.scratch("sum_v", {DType::f32, {bk, d}});
+  }
+
+  const Tile i = p.coordinate(axis_q), j = p.coordinate(axis_k),
+             row = fused ? p.multiply(i, p.scalar(bq)) : p.scalar(0);
+  const int64_t multiple = fused ? bq : 1;
+  const auto zero = [&](Ref r) { p.store(r, p.constant(0, r.shape)); };
+  if (of_keys)
+    p.when(p.equal(i, p.scalar(0)), [&] {
+      zero(sum_k);
+      zero(sum_v);
+    });
+  if (of_q)
+    p.when(p.equal(j, p.scalar(0)), [&] { p.store(sum_q, p.constant(0, {DType::f32, {bq, d}}), row, multiple); });
+  mask.run(axis_q, axis_k, [&](const Seen* seen) {
+    const Tile queries = p.load(q), slopes = p.load(dy), logs = p.load(lse), sums = p.load(slope);
+    for (int64_t from = 0; from < (seen ? end_of_part(a, bk) : bk); from += sub) {
+      const Tile keys = p.load(k, from, sub), values = p.load(v, from, sub);
+      Tile s = p.matmul(keys, queries, 1, 1, a.exact);
+      if (seen) s = mask.apply(*seen, s, from, true);
+      const Tile e = p.exp2(p.subtract(p.multiply(s, scale), p.broadcast(logs, sub, bq)));
+      if (of_keys)
+        p.store(sum_v, p.add(p.load(sum_v, from, sub), p.matmul(p.cast(e, a.type), slopes, 1, 0, a.exact)), from);
+      const Tile de = p.matmul(values, slopes, 1, 1, a.exact),
+                 ds = p.cast(p.multiply(e, p.subtract(de, p.broadcast(sums, sub, bq))), a.type);
+      if (of_keys) p.store(sum_k, p.add(p.load(sum_k, from, sub), p.matmul(ds, queries, 1, 0, a.exact)), from);
+      if (of_q)
+        p.store(sum_q, p.add(p.load(sum_q, row, bq, multiple), p.matmul(ds, keys, 0, 0, a.exact)), row, multiple);
+    }
+  });
+  const auto scaled = [&](Tile x) { return p.cast(p.multiply(x, a.scale), a.type); };
+  if (of_keys)
+    p.when(p.equal(i, p.scalar(nq - 1)), [&] {
+      p.store(dk, scaled(p.load(sum_k)));
+      p.store(dv, p.cast(p.load(sum_v), a.type));
+    });
+  if (of_q)
+    p.when(p.equal(j, p.scalar(nk - 1)), [&] { p.store(dq, scaled(p.load(sum_q, row, bq, multiple)), row, multiple); });
+  return p;
+}
+
+namespace {
+
+/// An array of the model, [B, L, H, D], as the kernels read it, filled up with zeros.
+Tensor to_kernel(const TileAttention& a, Tensor x, int64_t length) {
+  x = pad_end(x, 1, length);
+  return tokens_first(a) ? reshape(x, {x.dim(0), length, x.dim(2) * x.dim(3)}) : transpose(x, {0, 2, 1, 3});
+}
+Tensor from_kernel(const TileAttention& a, Tensor x, int64_t length, int64_t heads) {
+  x = tokens_first(a) ? reshape(x, {x.dim(0), x.dim(1), heads, a.head_dim}) : transpose(x, {0, 2, 1, 3});
+  return x.dim(1) == length ? x : slice_axis(x, 1, 0, length);
+}
+
+TileAttention call_of(Tensor q, Tensor k, const LocalAttention& how) {
+  TileAttention a{.batch = q.dim(0),
+                  .heads = q.dim(2),
+                  .kv_heads = k.dim(2),
+                  .queries = q.dim(1),
+                  .keys = k.dim(1),
+                  .head_dim = q.dim(3),
+                  .type = q.dtype(),
+                  .scale = how.scale,
+                  .causal = how.causal,
+                  .exact = how.precision != Precision::default_,
+                  .limited = how.lengths || how.first_query || how.first_key || how.keys >= 0,
+                  .blocks = how.blocks,
+                  .chip = tile_chip(q.graph().options().device_kind)};
+  a.blocks = tile_blocks(a);
+  return a;
+}
+
+/// The kernels' scalars.
+Tensor limits_of(Graph& g, const TileAttention& a, const LocalAttention& how) {
+  const Shape one{DType::s32, {1}}, each{DType::s32, {a.batch}};
+  Tensor shift = full(g, 0, one), keys = full(g, static_cast<double>(a.keys), each);
+  if (how.first_query) shift = shift + broadcast_to(how.first_query, {1});
+  if (how.first_key) shift = shift - broadcast_to(how.first_key, {1});
+  Tensor first = how.first_key ? broadcast_to(how.first_key, {a.batch}) : full(g, 0, each);
+  if (how.keys >= 0) keys = minimum(keys, full(g, static_cast<double>(how.keys), each) - first);
+  if (how.lengths) keys = minimum(keys, how.lengths - first);
+  return concatenate({shift, keys}, 0);
+}
+
+}  // namespace
+
+namespace {
+
+/// Throws, with a size that fits, unless a kernel's blocks fit the chip's fast memory. `make`: the kernel of sizes.
+void check_fits(const TileAttention& a, const char* key, int64_t AttentionBlocks::*size,
+                const std::function<Program(const TileAttention&)>& make) {
+  const int64_t need = make(a).fast_memory(), have = a.chip.fast_memory;
+  if (need <= have) return;
+  TileAttention smaller = a;
+  int64_t& rows = smaller.blocks.*size;
+  while (rows >= 32 && make(smaller).fast_memory() > have) rows = rows / 32 * 16;
+  const auto mebibytes = [](int64_t bytes) { return static_cast<double>(bytes) / (1 << 20); };
+  throw Error(
+      Code::invalid_config,
+      fmt::format("flash_block_sizes: {} is {}; the kernel's blocks take {:.1f} MiB of fast memory, expected at "
+                  "most {:.1f} MiB",
+                  key, a.blocks.*size, mebibytes(need), mebibytes(have)))
+      .note(fmt::format("try: {}: {}", key, rows));
+}
+
+}  // namespace
+
+const char* tile_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
+  const GraphOptions& o = q.graph().options();
+  if (o.platform != Platform::tpu) return "the device is not a TPU";
+  if (!o.one_device()) return "the call is not inside a manual computation";
+  if (!how.in_blocks) return "all logits are requested";
+  if (how.bias) return "there is a bias";
+  if (q.dtype() != DType::bf16 && q.dtype() != DType::f32) return "kernels are for bf16 and f32";
+  if (k.dtype() != q.dtype() || v.dtype() != q.dtype()) return "kernels are for arrays of one type";
+  if (q.dim(3) > 256 || q.dim(3) < 8) return "kernels are for heads of 8 to 256 values";
+  return nullptr;
+}
+
+AttentionResult tile_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
+  const TileAttention a = call_of(q, k, how);
+  const int64_t lq = round_up(a.queries, a.blocks.queries), lk = round_up(a.keys, a.blocks.keys);
+  std::vector<Tensor> in;
+  if (a.limited) in.push_back(limits_of(q.graph(), a, how));
+  for (const auto& [x, length] : {std::pair{q, lq}, {k, lk}, {v, lk}}) in.push_back(to_kernel(a, x, length));
+  check_fits(a, "block_q", &AttentionBlocks::queries, tile_attention_program);
+  const auto out = tiles::call(tile_attention_program(a), in,
+                               4.0 * static_cast<double>(a.batch * a.heads * a.head_dim) *
+                                   static_cast<double>(a.queries) * static_cast<double>(a.keys));
+  Tensor lse = reshape(out[1], {a.batch, a.heads, lq});
+  return {from_kernel(a, out[0], a.queries, a.heads), lq == a.queries ? lse : slice_axis(lse, 2, 0, a.queries)};
+}
+
+AttentionGradient tile_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
+                                          const LocalAttention& how) {
+  const TileAttention a = call_of(q, k, how);
+  using Fused = AttentionBlocks::Fused;
+  bool fused = a.blocks.fused_gradient != Fused::no;
+  const auto of_kind = [](TileGradient kind) {
+    return [kind](const TileAttention& of) { return tile_gradient_program(of, kind); };
+  };
+  if (fused) {
+    const int64_t need = tile_gradient_program(a, TileGradient::fused).fast_memory();
+    if (need > a.chip.fast_memory) {
+      check(
+          a.blocks.fused_gradient == Fused::automatic, Code::invalid_config,
+          "flash_block_sizes: use_fused_bwd_kernel is true; for {} queries it takes {} MiB of fast memory, expected at "
+          "most {} MiB; false needs less",
+          a.queries, need >> 20, a.chip.fast_memory >> 20);
+      fused = false;
+    }
+  }
+  const DType wide = DType::f32;
+  dy = cast(dy, a.type);
+  // Rows without keys have a log-sum-exp so small that differences from it mean nothing: their logits get no weight.
+  Tensor logs = lse * kLog2e;
+  logs = where(lt(logs, scalar_like(logs, kMasked * 1e-3)), full(logs.graph(), -kMasked, logs.shape()), logs);
+  Tensor slopes = transpose(sum(cast(y, wide) * cast(dy, wide), {-1}), {0, 2, 1});
+  const double work = 2.0 * static_cast<double>(a.batch * a.heads * a.head_dim) * static_cast<double>(a.queries) *
+                      static_cast<double>(a.keys);
+  const auto run = [&](TileGradient kind) {
+    const bool of_keys = kind != TileGradient::dq;
+    const int64_t bq = of_keys ? a.blocks.gradient_queries : a.blocks.dq_queries,
+                  bk = of_keys ? a.blocks.gradient_keys : a.blocks.dq_keys, lq = round_up(a.queries, bq),
+                  lk = round_up(a.keys, bk);
+    std::vector<Tensor> in;
+    if (a.limited) in.push_back(limits_of(q.graph(), a, how));
+    for (const auto& [x, length] : {std::pair{q, lq}, {k, lk}, {v, lk}, {dy, lq}})
+      in.push_back(to_kernel(a, x, length));
+    for (Tensor x : {logs, slopes}) in.push_back(reshape(pad_end(x, 2, lq), {a.batch, a.heads, lq / bq, 1, bq}));
+    return tiles::call(tile_gradient_program(a, kind), in, kind == TileGradient::dq ? work : (fused ? 4 : 3) * work);
+  };
+  if (!fused) {
+    check_fits(a, "block_q_dkv", &AttentionBlocks::gradient_queries, of_kind(TileGradient::dkv));
+    check_fits(a, "block_q_dq", &AttentionBlocks::dq_queries, of_kind(TileGradient::dq));
+  }
+  std::vector<Tensor> out;
+  if (fused) {
+    out = run(TileGradient::fused);
+  } else {
+    out = run(TileGradient::dq);
+    for (Tensor t : run(TileGradient::dkv)) out.push_back(t);
+  }
+  const auto of_keys = [&](Tensor x) {
+    x = from_kernel(a, x, a.keys, a.heads);
+    const int64_t group = a.heads / a.kv_heads;
+    return group == 1 ? x : sum(reshape(cast(x, wide), {a.batch, a.keys, a.kv_heads, group, a.head_dim}), {3});
+  };
+  return {from_kernel(a, out[0], a.queries, a.heads), of_keys(out[1]), of_keys(out[2])};
+}
+
+}  // namespace md

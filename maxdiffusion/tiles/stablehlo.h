@@ -1,0 +1,15 @@
+// A tile program as StableHLO: a loop over its grid, on whole arrays. It runs on every device, and judges what other
+// printers print. What no step stored is NaN, as is scratch memory at first.
+#pragma once
+
+#include <vector>
+
+#include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/tiles/program.h"
+
+namespace md::tiles {
+
+/// `arrays`: scalars and inputs in the program's order. Returns its outputs.
+std::vector<Value> print_stablehlo(EmitCtx& c, const Program& program, const std::vector<Value>& arrays);
+
+}  // namespace md::tiles

@@ -1,0 +1,223 @@
+// Attention kernels: their StableHLO against attention in double on the host; and compiled for four generations of
+// TPUs.
+#include <cmath>
+
+#include "maxdiffusion/ops/attention_tiles.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/runtime/runtime.h"
+#include "tests/one_device.h"
+#include "tests/tiles/programs.h"
+
+namespace md {
+namespace {
+
+struct Case {
+  const char* name;
+  int64_t lq, lk, head_dim = 128;
+  DType type = DType::f32;
+  bool causal = false, with_lengths = false;
+  int64_t first_query = 0, first_key = 0, keys = -1;
+  int64_t heads = 1, kv_heads = 1;
+  AttentionBlocks blocks = {.queries = 16, .keys = 256, .keys_compute = 128};
+};
+
+const Case kCases[] = {
+    {"whole blocks", 32, 512, 128, DType::f32, false, false, 0, 0, -1, 2, 2},
+    {"bf16, tails", 50, 333, 128, DType::bf16},
+    {"bf16, causal, several blocks", 96, 320, 128, DType::bf16, true},
+    {"keys of each sample, causal, at positions", 32, 384, 128, DType::f32, true, true, 300, 128},
+    {"heads of 64", 32, 256, 64, DType::bf16},
+    {"heads of 72, tails", 20, 300, 72},
+    {"heads of 256", 16, 256, 256},
+    {"a sequence shorter than a block", 20, 77, 96},
+    {"keys of each sample", 32, 384, 64, DType::f32, false, true},
+    {"keys end", 32, 384, 64, DType::f32, false, false, 0, 256, 500},
+    {"grouped heads", 16, 256, 64, DType::bf16, true, false, 0, 0, -1, 4, 2},
+    {"grouped heads of 128", 16, 256, 128, DType::f32, false, false, 0, 0, -1, 4, 1},
+};
+const int32_t kLengths[] = {300, 130};
+
+std::vector<Shape> shapes(const Case& c) {
+  return {{c.type, {2, c.lq, c.heads, c.head_dim}},
+          {c.type, {2, c.lk, c.kv_heads, c.head_dim}},
+          {c.type, {2, c.lk, c.kv_heads, c.head_dim}},
+          {c.type, {2, c.lq, c.heads, c.head_dim}}};
+}
+
+HostArray wave(const Shape& shape, double phase) {
+  HostArray a(Shape{DType::f64, shape.dims});
+  auto v = a.mutable_view<double>();
+  for (size_t i = 0; i < v.size(); ++i) v[i] = 2 * std::sin(1.7 * static_cast<double>(i) + phase);
+  return a.cast(shape.dtype);
+}
+
+LocalAttention how(const Case& c, Graph& g) {
+  const auto position = [&](int64_t at) {
+    return at ? constant(g, HostArray::of<int32_t>({DType::s32, {}}, std::vector<int32_t>{static_cast<int32_t>(at)}))
+              : Tensor();
+  };
+  return {.scale = 0.9 / std::sqrt(static_cast<double>(c.head_dim)),
+          .precision = Precision::highest,
+          .blocks = c.blocks,
+          .causal = c.causal,
+          .first_query = position(c.first_query),
+          .first_key = position(c.first_key),
+          .keys = c.keys,
+          .lengths = c.with_lengths ? constant(g, HostArray::of<int32_t>({DType::s32, {2}},
+                                                                         std::vector<int32_t>(kLengths, kLengths + 2)))
+                                    : Tensor()};
+}
+
+/// y, log-sum-exp, and the gradients of q, k, v of Σ y · dy, in double.
+std::vector<std::vector<double>> expected(const Case& c, const std::vector<HostArray>& in) {
+  const auto Q = in[0].to_doubles(), K = in[1].to_doubles(), V = in[2].to_doubles(), G = in[3].to_doubles();
+  const double scale = 0.9 / std::sqrt(static_cast<double>(c.head_dim));
+  const int64_t D = c.head_dim, group = c.heads / c.kv_heads;
+  std::vector<std::vector<double>> out = {
+      std::vector<double>(Q.size()), std::vector<double>(static_cast<size_t>(2 * c.heads * c.lq)),
+      std::vector<double>(Q.size()), std::vector<double>(K.size()), std::vector<double>(V.size())};
+  const auto row = [&](int64_t b, int64_t l, int64_t h, int64_t length, int64_t heads) {
+    return static_cast<size_t>(((b * length + l) * heads + h) * D);
+  };
+  for (int64_t b = 0; b < 2; ++b)
+    for (int64_t h = 0; h < c.heads; ++h)
+      for (int64_t i = 0; i < c.lq; ++i) {
+        const size_t q = row(b, i, h, c.lq, c.heads);
+        std::vector<double> s(static_cast<size_t>(c.lk), -HUGE_VAL);
+        double most = -HUGE_VAL, total = 0, slope = 0;
+        for (int64_t j = 0; j < c.lk; ++j) {
+          const int64_t at = j + c.first_key;
+          if ((c.causal && at > i + c.first_query) || (c.keys >= 0 && at >= c.keys) ||
+              (c.with_lengths && at >= kLengths[b]))
+            continue;
+          double dot = 0;
+          const size_t k = row(b, j, h / group, c.lk, c.kv_heads);
+          for (int64_t d = 0; d < D; ++d) dot += Q[q + static_cast<size_t>(d)] * K[k + static_cast<size_t>(d)];
+          s[static_cast<size_t>(j)] = scale * dot;
+          most = std::max(most, scale * dot);
+        }
+        for (double& x : s) total += x = std::isinf(x) ? 0 : std::exp(x - most);
+        out[1][static_cast<size_t>((b * c.heads + h) * c.lq + i)] = most + std::log(total);
+        std::vector<double> dp(s.size());
+        for (int64_t j = 0; j < c.lk; ++j) {
+          const size_t k = row(b, j, h / group, c.lk, c.kv_heads), n = static_cast<size_t>(j);
+          s[n] = total > 0 ? s[n] / total : 0;
+          for (size_t d = 0; d < static_cast<size_t>(D); ++d) {
+            out[0][q + d] += s[n] * V[k + d];
+            out[4][k + d] += s[n] * G[q + d];
+            dp[n] += G[q + d] * V[k + d];
+          }
+          slope += s[n] * dp[n];
+        }
+        for (int64_t j = 0; j < c.lk; ++j) {
+          const size_t k = row(b, j, h / group, c.lk, c.kv_heads), n = static_cast<size_t>(j);
+          for (size_t d = 0; d < static_cast<size_t>(D); ++d) {
+            out[2][q + d] += scale * s[n] * (dp[n] - slope) * K[k + d];
+            out[3][k + d] += scale * s[n] * (dp[n] - slope) * Q[q + d];
+          }
+        }
+      }
+  return out;
+}
+
+void expect_near(const HostArray& is, const std::vector<double>& expected, double tolerance, const std::string& what) {
+  const auto x = is.to_doubles();
+  ASSERT_EQ(x.size(), expected.size()) << what;
+  double most = 0, error = 0;
+  for (size_t i = 0; i < x.size(); ++i) {
+    ASSERT_TRUE(std::isfinite(x[i])) << what << " at " << i;
+    if (!std::isfinite(expected[i])) {
+      ASSERT_LT(x[i], -1e28) << what << " at " << i;  // a query without keys: nothing to what it is merged with
+      continue;
+    }
+    most = std::max(most, std::abs(expected[i]));
+    error = std::max(error, std::abs(x[i] - expected[i]));
+  }
+  EXPECT_LT(error, tolerance * std::max(most, 0.1)) << what;
+}
+
+/// By one kernel and by two.
+void gradients(const char* kind, const Case& c, const std::vector<HostArray>& in,
+               const std::vector<std::vector<double>>& should) {
+  using Fused = AttentionBlocks::Fused;
+  for (const Fused fused : {Fused::yes, Fused::no}) {
+    GraphOptions o = one_device().graph_options();
+    o.device_kind = kind;
+    Graph g(o);
+    std::vector<Tensor> x;
+    for (const HostArray& a : in) x.push_back(g.input(std::to_string(x.size()), a.shape()));
+    LocalAttention local = how(c, g);
+    local.blocks.fused_gradient = fused;
+    const AttentionResult r = tile_attention(x[0], x[1], x[2], local);
+    const AttentionGradient d = tile_attention_gradient(x[0], x[1], x[2], r.y, r.lse, x[3], local);
+    g.output("q", d.q);
+    g.output("k", d.k);
+    g.output("v", d.v);
+    const auto out = evaluate(one_device(), g, in);
+    const std::string what = std::string(kind) + ", " + c.name + (fused == Fused::yes ? ", fused" : ", apart");
+    for (size_t i = 0; i < 3; ++i)
+      expect_near(out[i], should[2 + i], c.type == DType::f32 ? 3e-5 : 3e-2, what + ": gradient " + "qkv"[i]);
+  }
+}
+
+/// Kernels of a chip whose matrix unit has 128 or 256 rows.
+const char* const kKinds[] = {"TPU v5", "TPU v6 lite"};
+
+TEST(TileAttention, IsAttention) {
+  for (const char* kind : kKinds)
+    for (const Case& c : kCases) {
+      if (kind != kKinds[0] && c.head_dim != 128) continue;  // elsewhere both have the same kernels
+      GraphOptions o = one_device().graph_options();
+      o.device_kind = kind;
+      Graph g(o);
+      std::vector<HostArray> in;
+      std::vector<Tensor> x;
+      for (const Shape& s : shapes(c)) {
+        in.push_back(wave(s, 0.3 + static_cast<double>(in.size())));
+        x.push_back(g.input(std::to_string(in.size()), s));
+      }
+      const AttentionResult r = tile_attention(x[0], x[1], x[2], how(c, g));
+      g.output("y", r.y);
+      g.output("lse", r.lse);
+      g.output("dy", x[3]);
+      EXPECT_EQ(r.y.dtype(), c.type);
+      const auto out = evaluate(one_device(), g, in);
+      const auto should = expected(c, in);
+      gradients(kind, c, in, should);
+      const std::string what = std::string(kind) + ", " + c.name;
+      expect_near(out[0], should[0], c.type == DType::f32 ? 2e-5 : 1.5e-2, what + ": y");
+      expect_near(out[1], should[1], c.type == DType::f32 ? 2e-5 : 4e-3, what + ": log-sum-exp");
+    }
+}
+
+TileAttention sizes(const Case& c, const std::string& kind) {
+  return {.batch = 2,
+          .heads = c.heads,
+          .kv_heads = c.kv_heads,
+          .queries = c.lq,
+          .keys = c.lk,
+          .head_dim = c.head_dim,
+          .type = c.type,
+          .scale = 0.1,
+          .causal = c.causal,
+          .exact = c.type == DType::f32,
+          .limited = c.with_lengths || c.first_query || c.first_key || c.keys >= 0,
+          .blocks = c.blocks,
+          .chip = tile_chip(kind)};
+}
+
+TEST(TileAttention, CompilesForEveryTpu) {
+  if (const std::string missing = no_tpu_compiler(); !missing.empty()) GTEST_SKIP() << missing;
+  expect_compiled([](const std::string& kind) {
+    std::vector<tiles::Program> all;
+    for (const Case& c : kCases) {
+      all.push_back(tile_attention_program(sizes(c, kind)));
+      for (const TileGradient part : {TileGradient::fused, TileGradient::dq, TileGradient::dkv})
+        all.push_back(tile_gradient_program(sizes(c, kind), part));
+    }
+    return all;
+  });
+}
+
+}  // namespace
+}  // namespace md
