@@ -11,6 +11,7 @@
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/clip_vision.h"
 #include "maxdiffusion/models/decoder_transformer.h"
+#include "maxdiffusion/models/flux2_transformer.h"
 #include "maxdiffusion/models/flux_transformer.h"
 #include "maxdiffusion/models/qwen_image_transformer.h"
 #include "maxdiffusion/models/t5.h"
@@ -105,6 +106,15 @@ void trace_flux(const Scope& s, const nlohmann::json& json) {
 }
 
 /// 256² pixels and 64 tokens of text.
+void trace_flux2(const Scope& s, const nlohmann::json& json) {
+  const Flux2TransformerConfig c = Flux2TransformerConfig::from_json(json);
+  Graph& g = s.graph();
+  const Flux2Inputs in{.sample = g.input("sample", {DType::f32, {1, 16, 16, c.in_channels}}),
+                       .timestep = g.input("t", {DType::f32, {1}}),
+                       .text = g.input("text", {DType::f32, {1, 512, c.joint_attention_dim}})};
+  EXPECT_EQ(to_string(flux2_transformer(s, c, in).shape()), "f32[1,16,16,128]");
+}
+
 void trace_z_image(const Scope& s, const nlohmann::json& json) {
   const ZImageTransformerConfig c = ZImageTransformerConfig::from_json(json);
   Graph& g = s.graph();
@@ -187,6 +197,8 @@ INSTANTIATE_TEST_SUITE_P(
                     Full{"vae_flux", 83819683, 244, 6960840704.0, trace_vae},
                     Full{"flux_dev", 11901408320, 1160, 10347697668096.0, trace_flux},
                     Full{"flux_schnell", 11891178560, 1156, 10347677220864.0, trace_flux},
+                    Full{"flux2_klein_4b", 3875544576, 169, 4917139341312.0, trace_flux2},
+                    Full{"flux2_klein_9b", 9078581248, 233, 11082158571520.0, trace_flux2},
                     Full{"z_image", 6154908736, 521, 3674999750656.0, trace_z_image},
                     Full{"qwen_image", 20430401088, 1933, 4439410212864.0, trace_qwen_image},
                     Full{"qwen3_4b", 4022468096, 398, 467480346624.0, trace_decoder_64<Qwen3Config>},

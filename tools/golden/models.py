@@ -450,6 +450,10 @@ FULL = {
                                      use_quant_conv=False, use_post_quant_conv=False)),
     "flux_dev": (FluxTransformer2DModel, dict(guidance_embeds=True)),
     "flux_schnell": (FluxTransformer2DModel, dict()),
+    "flux2_klein_4b": (Flux2Transformer2DModel, dict(
+        num_layers=5, num_single_layers=20, num_attention_heads=24, joint_attention_dim=7680, guidance_embeds=False)),
+    "flux2_klein_9b": (Flux2Transformer2DModel, dict(
+        num_layers=8, num_single_layers=24, num_attention_heads=32, joint_attention_dim=12288, guidance_embeds=False)),
     "z_image": (ZImageTransformer2DModel, dict(axes_lens=[1536, 512, 512])),
     "qwen3_4b": (Qwen3Model, dict(
         vocab_size=151936, hidden_size=2560, intermediate_size=9728, num_hidden_layers=36, num_attention_heads=32,
