@@ -186,7 +186,9 @@ TEST(T5InBf16, RoundsWhatLayersReadAndNotTheResidual) {
       if (op != "add") continue;
       ++sums;
       EXPECT_EQ(n->outputs[0].dtype, DType::f32) << n->id;
-      if (last) EXPECT_EQ(n->inputs[0].node(), last) << n->id;
+      if (last) {
+        EXPECT_EQ(n->inputs[0].node(), last) << n->id;
+      }
       const Node& of_layer = *n->inputs[1].node();
       if (std::string(of_layer.op->name) == "convert") {
         EXPECT_EQ(of_layer.inputs[0].dtype(), DType::bf16) << n->id;
