@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 
 #include "maxdiffusion/autodiff/checkpoint.h"
@@ -33,36 +34,45 @@ RematNames remat_names(const LayerKeys& k) {
   return {k.names_which_can_be_saved, k.names_which_can_be_offloaded};
 }
 
-/// The sizes that blocks here have. The others are of tiles inside MaxDiffusion's TPU kernels.
+/// Of the sizes of MaxDiffusion's own kernels some have no meaning here; they are named.
 AttentionBlocks attention_blocks(const std::map<std::string, std::string>& sizes) {
-  constexpr std::string_view kTiles[] = {"block_kv_compute", "block_kv_compute_in", "block_kv_dkv_compute",
-                                         "block_q_dq",       "block_kv_dq",         "use_fused_bwd_kernel",
-                                         "heads_per_tile",   "vmem_limit_bytes"};
+  constexpr std::string_view kIgnored[] = {"block_kv_compute_in", "heads_per_tile", "vmem_limit_bytes"},
+                             kFused = "use_fused_bwd_kernel";
   AttentionBlocks blocks;
   const std::map<std::string_view, int64_t*> ours = {{"block_q", &blocks.queries},
                                                      {"block_kv", &blocks.keys},
+                                                     {"block_kv_compute", &blocks.keys_compute},
                                                      {"block_q_dkv", &blocks.gradient_queries},
-                                                     {"block_kv_dkv", &blocks.gradient_keys}};
-  std::vector<std::string_view> names, tiles;
+                                                     {"block_kv_dkv", &blocks.gradient_keys},
+                                                     {"block_kv_dkv_compute", &blocks.gradient_keys_compute},
+                                                     {"block_q_dq", &blocks.dq_queries},
+                                                     {"block_kv_dq", &blocks.dq_keys}};
+  std::vector<std::string_view> names = {kFused}, ignored;
   for (const auto& [name, target] : ours) names.push_back(name);
-  names.insert(names.end(), std::begin(kTiles), std::end(kTiles));
+  names.insert(names.end(), std::begin(kIgnored), std::end(kIgnored));
   for (const auto& [name, text] : sizes) {
     check(std::ranges::find(names, name) != names.end(), Code::invalid_config,
           "flash_block_sizes: unknown field '{}'; expected one of: {}", name, fmt::join(names, ", "));
+    if (name == kFused) {
+      std::string word = text;
+      std::ranges::transform(word, word.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+      check(word == "true" || word == "false", Code::invalid_config,
+            "flash_block_sizes: {} is '{}'; expected true or false", name, text);
+      blocks.fused_gradient = word == "true" ? AttentionBlocks::Fused::yes : AttentionBlocks::Fused::no;
+      continue;
+    }
     const auto found = ours.find(name);
     if (found == ours.end()) {
-      tiles.push_back(name);
+      ignored.push_back(name);
       continue;
     }
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), *found->second);
     check(error == std::errc() && end == text.data() + text.size() && *found->second > 0, Code::invalid_config,
           "flash_block_sizes: {} is '{}'; expected a whole number above 0", name, text);
   }
-  if (!tiles.empty())
-    log_line_once(LogLevel::warning,
-                  fmt::format("flash_block_sizes: {} {} ignored: no kernel has tiles inside its blocks, or a fused "
-                              "backward pass, yet",
-                              fmt::join(tiles, ", "), tiles.size() == 1 ? "is" : "are"));
+  if (!ignored.empty())
+    log_line_once(LogLevel::warning, fmt::format("flash_block_sizes: {} {} ignored: kernels here have nothing of it",
+                                                 fmt::join(ignored, ", "), ignored.size() == 1 ? "is" : "are"));
   return blocks;
 }
 

@@ -64,7 +64,8 @@ struct ChipBlocks {
   std::string_view kind;
   AttentionBlocks blocks;
 };
-constexpr AttentionBlocks kTrillium{3024, 2048, 3024, 2048}, kV5p{3024, 2048, 1024, 3072};
+constexpr AttentionBlocks kTrillium{3024, 2048, 3024, 2048, 1024, 1024, 3024, 2048},
+    kV5p{3024, 2048, 1024, 3072, 1024, 256, 1024, 3072};
 constexpr ChipBlocks kChipBlocks[] = {{"TPU v6 lite", kTrillium},
                                       {"TPU v6e", kTrillium},
                                       {"TPU v5p", kV5p},

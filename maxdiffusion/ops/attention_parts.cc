@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/attention_cudnn.h"
+#include "maxdiffusion/ops/attention_tiles.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -337,6 +338,10 @@ constexpr KernelRow<Call, Functions> kRows[] = {
     {"cuDNN", cudnn_refuses,
      [](const Call&) {
        return Functions{cudnn_attention, cudnn_attention_gradient};
+     }},
+    {"TPU kernel", [](const Call& c) { return tile_attention_refuses(c.q, c.k, c.v, c.how); },
+     [](const Call&) {
+       return Functions{tile_attention, tile_attention_gradient};
      }},
     {"blocks", [](const Call& c) { return c.how.in_blocks ? nullptr : "all logits are requested"; },
      [](const Call&) {

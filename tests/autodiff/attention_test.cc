@@ -2,6 +2,9 @@
 
 #include <fmt/core.h>
 
+#include <map>
+#include <string_view>
+
 #include "maxdiffusion/ops/control_flow.h"
 #include "tests/autodiff/gradient_check.h"
 
@@ -215,33 +218,97 @@ TEST(AttentionBlocks, OfLengthsThatNothingDividesGiveTheSame) {
   }
 }
 
-/// Dots of one head of 6144 queries and keys, by the sizes of their results, forward and back.
-std::string blocks_on(const std::string& kind, const AttentionBlocks& blocks = {}) {
+std::string from_base64(std::string_view text) {
+  constexpr std::string_view kDigits = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+  std::string bytes;
+  uint32_t bits = 0;
+  int have = 0;
+  for (char c : text) {
+    const size_t digit = kDigits.find(c);
+    if (digit == kDigits.npos) break;
+    bits = bits << 6 | static_cast<uint32_t>(digit);
+    if ((have += 6) >= 8) bytes += static_cast<char>(bits >> (have -= 8) & 255U);
+  }
+  return bytes;
+}
+
+/// The kernels that a program for such a TPU calls, by name: attention and gradients of one head of 75,600 tokens.
+std::map<std::string, std::string> kernels_on(const std::string& kind, const AttentionBlocks& blocks = {}) {
   GraphOptions on;
   on.platform = Platform::tpu;
   on.device_kind = kind;
   Graph g(on);
-  with_gradients({f32({1, 6144, 1, 8}), f32({1, 6144, 1, 8}), f32({1, 6144, 1, 8})}, [&](Graph&,
-                                                                                         const std::vector<Tensor>& x) {
-    return sum(attention(x[0], x[1], x[2], {.kernel = "flash", .blocks = blocks}));
+  const Shape shape{DType::bf16, {1, 75600, 1, 128}};
+  with_gradients({shape, shape, shape}, [&](Graph&, const std::vector<Tensor>& x) {
+    return sum(cast(attention(x[0], x[1], x[2], {.kernel = "flash", .blocks = blocks}), DType::f32));
   }).trace(g);
-  return to_stablehlo(g);
+  const std::string program = to_stablehlo(g), body = "\\\"body\\\": \\\"", name = "sym_name = \"";
+  std::map<std::string, std::string> found;
+  for (size_t at = program.find(body); at != program.npos; at = program.find(body, at + 1)) {
+    const std::string text = from_base64(std::string_view(program).substr(at + body.size()));
+    const size_t from = text.find(name) + name.size();
+    found[text.substr(from, text.find('"', from) - from)] = text;
+  }
+  return found;
+}
+/// The blocks of queries and keys in the text of a kernel.
+std::string blocks_of(const std::string& kernel) {
+  const std::string window = "window_bounds = array<i64: 1, ";
+  const size_t q = kernel.find(window) + window.size(), k = kernel.find(window, q) + window.size();
+  return kernel.substr(q, kernel.find(',', q) - q) + "x" + kernel.substr(k, kernel.find(',', k) - k);
 }
 
-// S0-41, S0-43…45, S0-50, S0-52…54, S0-39
+// S0-41…57, S0-39
 TEST(AttentionBlocks, DefaultsOfChipsAreTheDocumentedOnes) {
-  auto has = [](const std::string& text, const char* size) {
-    return count(text, std::string("-> tensor<") + size + "xf32>") > 0;
-  };
-  const std::string trillium = blocks_on("TPU v6 lite"), v5p = blocks_on("TPU v5"), other = blocks_on("TPU v4");
-  EXPECT_TRUE(has(trillium, "2048x2048"));  // 6144 queries in as few blocks of at most 3024 as there can be
-  EXPECT_FALSE(has(trillium, "1024x3072"));
-  EXPECT_TRUE(has(v5p, "2048x2048"));
-  EXPECT_TRUE(has(v5p, "1024x3072"));
-  EXPECT_TRUE(has(other, "1024x6144"));
-  EXPECT_FALSE(has(other, "2048x2048"));
-  EXPECT_TRUE(has(blocks_on("TPU v5", {512, 256}), "512x256"));
-  EXPECT_FALSE(has(blocks_on("TPU v5", {512, 256}), "1024x3072"));
+  auto trillium = kernels_on("TPU v6 lite"), v5p = kernels_on("TPU v5"), other = kernels_on("TPU v4");
+  EXPECT_EQ(blocks_of(trillium["attention"]), "3024x2048");
+  EXPECT_EQ(count(trillium["attention"], "vector<3024x1024xf32>") > 0, true);  // block_kv_compute
+  EXPECT_EQ(blocks_of(trillium["attention_dkv"]), "3024x2048");
+  EXPECT_EQ(blocks_of(trillium["attention_dq"]), "3024x2048");
+  EXPECT_EQ(blocks_of(v5p["attention"]), "3024x2048");
+  EXPECT_EQ(blocks_of(v5p["attention_dkv"]), "1024x3072");
+  EXPECT_GT(count(v5p["attention_dkv"], "vector<256x1024xf32>"), 0);  // block_kv_dkv_compute
+  EXPECT_EQ(blocks_of(v5p["attention_dq"]), "1024x3072");
+  EXPECT_EQ(blocks_of(other["attention"]), "1024x1024");
+}
+
+TEST(AttentionBlocks, OfTheKeysAreThoseOfKernels) {
+  using Fused = AttentionBlocks::Fused;
+  auto own = kernels_on("TPU v5", {512, 768, 256, 1280, 384, 640, 128, 896, Fused::no});
+  EXPECT_EQ(blocks_of(own["attention"]), "512x768");
+  EXPECT_GT(count(own["attention"], "vector<512x384xf32>"), 0);
+  EXPECT_EQ(blocks_of(own["attention_dkv"]), "256x1280");
+  EXPECT_GT(count(own["attention_dkv"], "vector<640x256xf32>"), 0);
+  EXPECT_EQ(blocks_of(own["attention_dq"]), "128x896");
+  EXPECT_FALSE(own.contains("attention_gradient"));
+}
+
+TEST(AttentionBlocks, ThatNoKernelHasAreRefusedWithTheNearestThatOneHas) {
+  using Fused = AttentionBlocks::Fused;
+  for (const auto& [blocks, expected] :
+       {std::pair{AttentionBlocks{.queries = 1000},
+                  "flash_block_sizes: block_q is 1000; expected a multiple of 16\ntry: block_q: 1008"},
+        {AttentionBlocks{.queries = 512, .keys = 1000},
+         "flash_block_sizes: block_kv is 1000; expected a multiple of 128\ntry: block_kv: 1024"},
+        {AttentionBlocks{.keys = 1024, .keys_compute = 384},
+         "flash_block_sizes: block_kv_compute is 384, which does not divide block_kv of 1024\ntry: block_kv_compute: "
+         "256"},
+        {AttentionBlocks{.queries = 75600, .keys = 2048, .keys_compute = 2048},
+         "flash_block_sizes: block_q is 75600; the kernel's blocks take"},
+        {AttentionBlocks{.queries = 512, .keys = 512, .fused_gradient = Fused::yes},
+         "flash_block_sizes: use_fused_bwd_kernel is true; for 75600 queries it takes"}}) {
+    try {
+      kernels_on("TPU v5", blocks);
+      ADD_FAILURE() << expected;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::invalid_config);
+      std::string what = e.what();
+      std::erase(what, ' ');
+      std::string start = expected;
+      std::erase(start, ' ');
+      EXPECT_TRUE(what.starts_with(start)) << e.what();
+    }
+  }
 }
 
 TEST(AttentionBlocks, NoEffectIsLoggedIfAKernelChooses) {

@@ -411,22 +411,25 @@ TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
   const RunConfig c = parse("", {R"(flash_block_sizes={"block_q" : 3024, "block_kv" : 2048,
                                      "use_fused_bwd_kernel": False,})"});
   const AttentionBlocks blocks = scope_options(c.layers).attention_blocks;
-  EXPECT_EQ(blocks, (AttentionBlocks{.queries = 3024, .keys = 2048}));
-  const RunConfig all = parse("", {"flash_block_sizes={block_q: 8, block_kv: 16, block_q_dkv: 24, block_kv_dkv: 32}"});
-  EXPECT_EQ(scope_options(all.layers).attention_blocks,
-            (AttentionBlocks{.queries = 8, .keys = 16, .gradient_queries = 24, .gradient_keys = 32}));
-  // S0-42, 46…48, 51, 55…57: what no kernel reads is named, once.
+  using Fused = AttentionBlocks::Fused;
+  EXPECT_EQ(blocks, (AttentionBlocks{.queries = 3024, .keys = 2048, .fused_gradient = Fused::no}));
+  EXPECT_EQ(scope_options(parse("", {"flash_block_sizes={block_q: 1, block_kv: 2, block_kv_compute: 3, block_q_dkv: 4, "
+                                     "block_kv_dkv: 5, block_kv_dkv_compute: 6, block_q_dq: 7, block_kv_dq: 8, "
+                                     "use_fused_bwd_kernel: True}"})
+                              .layers)
+                .attention_blocks,
+            (AttentionBlocks{1, 2, 4, 5, 3, 6, 7, 8, Fused::yes}));
   for (const auto& [value, expected] :
-       {std::pair{"{block_kv_compute: 1024, block_kv_dkv_compute: 256, block_kv_dq: 3072, use_fused_bwd_kernel: true}",
-                  "block_kv_compute, block_kv_dkv_compute, block_kv_dq, use_fused_bwd_kernel are ignored: "},
-        std::pair{"{block_q_dq: 1024}", "block_q_dq is ignored: "}}) {
+       {std::pair{"{heads_per_tile: 1, vmem_limit_bytes: 67108864}", "heads_per_tile, vmem_limit_bytes are ignored: "},
+        std::pair{"{block_kv_compute_in: 256}", "block_kv_compute_in is ignored: "}}) {
     const std::string said = warnings({std::string("flash_block_sizes=") + value});
     EXPECT_TRUE(contains(said, std::string("W ")) && contains(said, std::string(" flash_block_sizes: ") + expected))
         << said;
     EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
   }
-  EXPECT_TRUE(
-      contains(refusal({"flash_block_sizes={block_x: 512}"}), "unknown field 'block_x'; expected one of: block_kv"));
+  EXPECT_TRUE(contains(refusal({"flash_block_sizes={block_x: 512}"}),
+                       "unknown field 'block_x'; expected one of: use_fused_bwd_kernel, block_kv"));
+  EXPECT_TRUE(contains(refusal({"flash_block_sizes={use_fused_bwd_kernel: 2}"}), "is '2'; expected true or false"));
   EXPECT_TRUE(contains(refusal({"flash_block_sizes={block_q: -5}"}), "block_q is '-5'; expected a whole number"));
 }
 

@@ -233,10 +233,34 @@ TEST(TileOperations, MemoryIsKeptBetweenStepsAndWrittenUnderConditions) {
       }
 }
 
+/// The example of docs/kernels.md.
+Program sum_of_rows() {
+  Program p("sum_of_rows", {8}, 1);
+  const Ref in = p.input("x", {DType::f32, {1024, 256}}, {128, 256}, {{0}, {}}),
+            out = p.output("y", {DType::f32, {1, 256}}, {1, 256}, {{}, {}}),
+            sum = p.scratch("sum", {DType::f32, {1, 256}});
+  const Tile step = p.coordinate(0);
+  p.when(p.equal(step, p.scalar(0)), [&] { p.store(sum, p.constant(0, sum.shape)); });
+  p.store(sum, p.add(p.load(sum), p.sum_of(p.load(in), 0)));
+  p.when(p.equal(step, p.scalar(7)), [&] { p.store(out, p.load(sum)); });
+  return p;
+}
+
+TEST(TileOperations, OfTheDocumentAddUpRows) {
+  const HostArray x = numbers({DType::f32, {1024, 256}}, 0.2);
+  const auto out = evaluate({x}, [](Graph&, const std::vector<Tensor>& in) { return tiles::call(sum_of_rows(), in); });
+  const auto X = x.to_doubles(), y = out[0].to_doubles();
+  for (size_t c = 0; c < 256; ++c) {
+    double sum = 0;
+    for (size_t r = 0; r < 1024; ++r) sum += X[r * 256 + c];
+    ASSERT_NEAR(y[c], sum, 1e-3) << c;
+  }
+}
+
 TEST(TileOperations, CompileForEveryTpu) {
   if (const std::string missing = no_tpu_compiler(); !missing.empty()) GTEST_SKIP() << missing;
   expect_compiled([](const std::string&) {
-    std::vector<Program> all = {memory_program()};
+    std::vector<Program> all = {memory_program(), sum_of_rows()};
     for (const Case& of : cases()) all.push_back(program(of));
     return all;
   });
