@@ -338,7 +338,7 @@ Plan join_files(NewFolder& folder, const Written& mine, const std::vector<std::s
   }
 
   // Files of others may be in this folder, too.
-  std::set<std::string> own = names_below(folder.path());
+  std::set<std::string> own = files_under(folder.path());
   FileChecksums sums = {{kState, checksum_of_text(state_json)}};
   for (const Written& one : all)
     for (const auto& [name, sum] : one.checksums) {

@@ -64,7 +64,7 @@ struct Saved {
   }
   void chunks_of(uint64_t bytes) const {
     fs::remove(folder + "/" + kChecksums);
-    write_file_atomic(folder + "/" + kChecksums, to_json(checksums_of(folder, names_below(folder), bytes), bytes));
+    write_file_atomic(folder + "/" + kChecksums, to_json(checksums_of(folder, files_under(folder), bytes), bytes));
   }
   /// Of the file's header, with the length before it.
   uint64_t header(const std::string& file) const {

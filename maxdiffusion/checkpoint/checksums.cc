@@ -75,7 +75,7 @@ bool is_list_of_texts(const Json& j) {
 
 }  // namespace
 
-std::set<std::string> names_below(const std::string& folder) {
+std::set<std::string> files_under(const std::string& folder) {
   std::set<std::string> names;
   for (const auto& f : fs::recursive_directory_iterator(folder))
     if (f.is_regular_file()) names.insert(f.path().lexically_relative(folder).string());

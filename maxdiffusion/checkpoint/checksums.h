@@ -29,7 +29,7 @@ struct FileChecksum {
 using FileChecksums = std::map<std::string, FileChecksum>;
 
 /// Relative paths of all files below `folder`.
-std::set<std::string> names_below(const std::string& folder);
+std::set<std::string> files_under(const std::string& folder);
 /// Of these files of a folder. One that this process has hashed before (a link of it in an earlier checkpoint) is not
 /// read again.
 FileChecksums checksums_of(const std::string& folder, const std::set<std::string>& names,

@@ -221,7 +221,7 @@ struct CheckpointUploads::Impl {
     const std::string other = others.empty() ? "" : checkpoint_folder(dir, others.back());
     std::string checksums;
     if (!other.empty() && steps.at(others.back()).contains(kChecksums)) checksums = get_text(below(other, kChecksums));
-    for (const std::string& name : names_below(from)) {
+    for (const std::string& name : files_under(from)) {
       if (name == kIndex || name == kChecksums || name == kState || name == kPart || upload.files.contains(name))
         continue;
       const std::string file = from + "/" + name;

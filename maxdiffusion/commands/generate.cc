@@ -199,7 +199,7 @@ HostArray write_sample_grid(const SamplingRequest& sampling, const HostArray& me
   const int64_t n = media.dims()[0], of_prompt = n / std::ssize(prompts);
   std::vector<GridCell> cells;
   for (int64_t i = 0; i < n; ++i)
-    cells.push_back({still_of(image_of_batch(media, i)), prompts[static_cast<size_t>(i / of_prompt)]});
+    cells.push_back({preview_of(image_of_batch(media, i)), prompts[static_cast<size_t>(i / of_prompt)]});
   const bool videos = media.dims().size() == 5;
   if (videos) write_media(path + "_", "mp4", media, sampling.fps);
   const auto columns = videos ? 2 : static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(n))));

@@ -99,7 +99,7 @@ int64_t write_records(const TrainingRequest& r, const std::string& folder) {
   }
   const bool for_evaluation = keys.enable_eval_timesteps;
   auto source = open_source(prepare_source(from));
-  if (for_evaluation) source = first_of(source, keys.num_eval_samples);
+  if (for_evaluation) source = first_records(source, keys.num_eval_samples);
   TfrecordShards shards(folder, keys.no_records_per_shard);
   if (r.data.denoise.cache_latents_text_encoder_outputs)
     write_encoded(r, source, shards);

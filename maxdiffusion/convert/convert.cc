@@ -299,7 +299,7 @@ class Writer {
           s_.path);
     check(!whole_ || !s_.single_file.prefixes.empty(), Code::invalid_config,
           "models of '{}' have no single-file layout; give component=NAME, or format=diffusers", s_.path);
-    ArraysToWrite out = to_write(whole_ ? s_.single_file.more : HostArrays());
+    ArraysToWrite out = to_write(whole_ ? s_.single_file.extra_tensors : HostArrays());
     std::vector<std::string> left;
     for (const Part& part : s_.parts) {
       const auto prefix = s_.single_file.prefixes.find(part.name);

@@ -27,11 +27,16 @@ void check_images(const Family& family, int64_t given) {
     return;
   }
   const ImageConditioning* images = family.image_conditioning();
-  const int64_t least = images ? images->least : 0, most = images ? images->most : 0;
-  check(given >= least, Code::invalid_config, "this model makes videos of {}; {} given",
-        least == 2 ? "a first and a last image" : "an image", given == 0 ? "none is" : "one is");
-  check(given <= most, Code::invalid_config, "image, image_url and last_image: this model takes {}, but {} given",
-        most == 0 ? "no images" : "no last image", given == 1 ? "one is" : "two are");
+  const int64_t at_least = images ? images->min_images : 0, at_most = images ? images->max_images : 0;
+  if (given < at_least)
+    throw Error(Code::invalid_config, given == 0 ? "image: empty; this model's videos begin with an image"
+                                                 : "last_image: empty; this model's videos end with an image")
+        .note(given == 0 ? "try: image=FILE" : "try: last_image=FILE");
+  if (given > at_most)
+    throw Error(Code::invalid_config,
+                at_most == 0 ? "image, image_url, last_image: given; expected none: this model's media begin with noise"
+                             : "last_image: given; expected none: this model's videos begin with an image only")
+        .note(at_most == 0 ? "try: without image, image_url and last_image" : "try: without last_image");
 }
 
 ImageConditioner::ImageConditioner(const Devices& devices, std::shared_ptr<const Family> family, WeightsOf weights,
@@ -45,7 +50,7 @@ ImageConditioner::ImageConditioner(const Devices& devices, std::shared_ptr<const
       compile_(compile),
       batch_(batch) {}
 
-HostArrays ImageConditioner::seen(const HostArray& prepared) {
+HostArrays ImageConditioner::image_embeddings(const HostArray& prepared) {
   if (!program_) {
     const ImageConditioning& conditioning = *family_->image_conditioning();
     Graph g(devices_.graph_options());
@@ -54,12 +59,12 @@ HostArrays ImageConditioner::seen(const HostArray& prepared) {
     for (const auto& [name, tensor] : conditioning.encode(models, g.input("images", prepared.shape())))
       g.output(name, tensor);
     program_.emplace(md::compile(devices_, g, compile_, "image_encoder"));
-    place(devices_, *program_, weights_(params, conditioning.encoder), kept_);
+    place(devices_, *program_, weights_(params, conditioning.encoder), encoder_weights_);
   }
   ArrayMap feed;
   place(devices_, *program_, HostArrays{{"images", prepared}}, feed);
   HostArrays out;
-  for (const auto& [name, a] : program_->run(feed, kept_)) out[name] = devices_.get(a);
+  for (const auto& [name, a] : program_->run(feed, encoder_weights_)) out[name] = devices_.get(a);
   return out;
 }
 
@@ -97,7 +102,7 @@ HostArrays ImageConditioner::encode(const std::vector<std::vector<HostArray>>& s
     HostArray videos;  // grey but for the images
     for (int64_t i = 0; i < together; ++i) {
       const std::vector<HostArray>& images = samples[static_cast<size_t>(from + i)];
-      if (!conditioning.encoder.empty()) add(from + i, seen(conditioning.prepare(images)));
+      if (!conditioning.encoder.empty()) add(from + i, image_embeddings(conditioning.prepare(images)));
       std::vector<HostArray> frames;
       for (const HostArray& image : images)
         frames.push_back(resize_rgb8(image, size.height, size.width, Filter::lanczos));

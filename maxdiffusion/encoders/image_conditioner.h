@@ -28,7 +28,7 @@ class ImageConditioner {
  private:
   HostArrays encode_references(const std::vector<std::vector<HostArray>>& samples);
   /// Embeddings of prepared images.
-  HostArrays seen(const HostArray& prepared);
+  HostArrays image_embeddings(const HostArray& prepared);
   const Devices& devices_;
   std::shared_ptr<const Family> family_;
   WeightsOf weights_;
@@ -37,7 +37,7 @@ class ImageConditioner {
   CompileConfig compile_;
   int64_t batch_;
   std::optional<Program> program_;  // of the image encoder
-  ArrayMap kept_;                   // its weights
+  ArrayMap encoder_weights_;        // its weights
 };
 
 }  // namespace md

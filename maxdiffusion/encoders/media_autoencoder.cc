@@ -67,16 +67,16 @@ const Program& MediaAutoencoder::program(const Direction& direction, Stage& stag
     MediaState memory;
     for (size_t i = 0; state && state->contains(name_of(i)); ++i)
       memory.push_back(g.input(name_of(i), state->at(name_of(i)).shape(), axes));
-    const bool goes_on = !memory.empty();
+    const bool continues = !memory.empty();
     g.output("out", direction.build(models, g.input("in", input.shape(), axes), &memory));
     for (size_t i = 0; state && i < memory.size(); ++i) {
-      g.output(name_of(i), memory[i], goes_on ? name_of(i) : "in");
-      if (goes_on) g.alias(name_of(i), name_of(i));
+      g.output(name_of(i), memory[i], continues ? name_of(i) : "in");
+      if (continues) g.alias(name_of(i), name_of(i));
     }
     found =
         stage.emplace(std::pair{input.dtype(), input.dims()}, md::compile(devices_, g, compile_, direction.name)).first;
     HostArrays missing;
-    for (const auto& [name, a] : of_component(params, autoencoder_->component, weights_))
+    for (const auto& [name, a] : component_weights(params, autoencoder_->component, weights_))
       if (!placed_.contains(name)) missing[name] = a;
     place(devices_, found->second, missing, placed_);
   }
@@ -95,7 +95,7 @@ HostArray MediaAutoencoder::run(const Direction& direction, Stage& stage, const 
   return out;
 }
 
-int64_t MediaAutoencoder::together(Direction& direction, const HostArray& input, int64_t left, int64_t frames) {
+int64_t MediaAutoencoder::samples_at_once(Direction& direction, const HostArray& input, int64_t left, int64_t frames) {
   // No autoencoder that is known takes more for a pixel; what takes less in any case need not be asked.
   constexpr int64_t kMostOfPixel = 4096;
   const size_t rank = input.dims().size();
@@ -116,7 +116,7 @@ HostArray MediaAutoencoder::run(Direction& direction, const HostArray& input) {
   const int64_t frames =
       input.dims().size() == 5 ? input.dims()[1] * std::max<int64_t>(autoencoder_->frame_scale, 1) : 1;
   for (int64_t n = input.dims()[0], from = 0; from < n;) {
-    const int64_t count = together(direction, input, n - from, frames);
+    const int64_t count = samples_at_once(direction, input, n - from, frames);
     add_rows(whole, n, from, run(direction, direction.whole, rows(input, from, count), nullptr));
     from = std::min(from + count, n);
     if (direction.done) direction.done(from);
@@ -128,12 +128,12 @@ HostArray MediaAutoencoder::run_chunks(Direction& direction, const HostArray& in
                                        int64_t out) {
   const int64_t n = input.dims()[0], frames = input.dims()[1];
   check(input.dims().size() == 5 && (frames - 1) % in == 0, Code::invalid_config,
-        "autoencoder: {} is not of videos whose frames are one and a multiple of {}", to_string(input.shape()), in);
+        "autoencoder: videos are {}; expected 1 frame plus a multiple of {}", to_string(input.shape()), in);
   const int64_t latents = (frames - 1) / in;  // after the first
   if (latents == 0 || chunk < 1) return run(direction, input);
   HostArray whole;
   for (int64_t from = 0; from < n;) {
-    const int64_t count = together(direction, input, n - from, chunk * std::max(in, out));
+    const int64_t count = samples_at_once(direction, input, n - from, chunk * std::max(in, out));
     ArrayMap state;
     for (int64_t done = 0; done <= latents; done += done > 0 ? chunk : 1) {
       const bool first = done == 0;

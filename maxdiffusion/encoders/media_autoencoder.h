@@ -73,7 +73,7 @@ class MediaAutoencoder {
   HostArray run(const Direction& direction, Stage& stage, const HostArray& input, ArrayMap* state);
   const Program& program(const Direction& direction, Stage& stage, const HostArray& input, const ArrayMap* state);
   /// Samples to take next of `left`, of media like `input`'s, whole or, of videos, `frames` of the result at a time.
-  int64_t together(Direction& direction, const HostArray& input, int64_t left, int64_t frames);
+  int64_t samples_at_once(Direction& direction, const HostArray& input, int64_t left, int64_t frames);
   const Devices& devices_;
   std::shared_ptr<const Autoencoder> autoencoder_;
   HostArrays weights_;

@@ -9,6 +9,7 @@
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/base/shortened.h"
 
 namespace md {
@@ -100,7 +101,8 @@ HostArrays Family::tokenize(const std::vector<std::string>& captions) const {
   std::set<size_t> cut;
   int64_t limit = 0, lost = 0;  // of the first caption that is cut
   for (const TextEncoderSpec& e : spec_.text_encoders) {
-    check(e.tokenizer != nullptr, Code::invalid_config, "a model folder given as texts has no tokenizers");
+    check(e.tokenizer != nullptr, Code::invalid_config,
+          "tokenizer: none; expected a model folder on disk, not one opened from texts");
     HostArray ids(Shape{DType::s32, {std::ssize(captions), e.max_tokens}}), mask = zeros_like(ids);
     auto id = ids.mutable_view<int32_t>().begin(), real = mask.mutable_view<int32_t>().begin();
     for (size_t i = 0; i < captions.size(); ++i, id += e.max_tokens, real += e.max_tokens) {
@@ -131,12 +133,12 @@ Dims Family::latent_dims(const MediaSize& size) const {
         Code::invalid_config, "size {}x{} is not a multiple of {}, as this model needs; the nearest is {}x{}",
         size.height, size.width, multiple, nearest(size.height), nearest(size.width));
   if (scale == 0)
-    check(size.frames == 1, Code::invalid_config, "{} frames are requested; this model generates images", size.frames);
+    check(size.frames == 1, Code::invalid_config, "num_frames is {}; expected 1: this model generates images",
+          size.frames);
   else
     check(size.frames > 0 && (size.frames - 1) % scale == 0 && ((size.frames - 1) / scale + 1) % spec_.frame_patch == 0,
-          Code::invalid_config, "num_frames is {}; this model needs one and a multiple of {}: the nearest is {}",
-          size.frames, scale * spec_.frame_patch,
-          1 + std::max<int64_t>(size.frames - 1 + scale / 2, 0) / scale * scale);
+          Code::invalid_config, "num_frames is {}; expected 1 plus a multiple of {}: the nearest is {}", size.frames,
+          scale * spec_.frame_patch, 1 + std::max<int64_t>(size.frames - 1 + scale / 2, 0) / scale * scale);
   check_size(size);
   return a.latent_dims(size);
 }
@@ -174,13 +176,12 @@ std::shared_ptr<const Family> make_family(const ModelFolder& folder) {
     if (std::ranges::count(f.pipelines, name) == 0) continue;
     if (name.find("Img2Img") != name.npos || name.find("Inpaint") != name.npos)
       log_line_once(LogLevel::warning,
-                    fmt::format("{}: a {} changes an image that it is given, which is not here yet; it is opened for "
-                                "text to image and begins with noise",
+                    fmt::format("{}: image to image is not supported: this {} generates from text and noise alone",
                                 folder.path(), folder.pipeline()));
     return f.make(folder);
   }
-  fail(Code::invalid_config, "{}/model_index.json: the pipeline class '{}' is not one of: {}", folder.path(),
-       folder.pipeline(), fmt::join(family_pipelines(), ", "));
+  fail(Code::invalid_config, "{}/model_index.json: _class_name is '{}'; expected one of: {}", folder.path(),
+       folder.pipeline(), nearest_first(folder.pipeline(), family_pipelines()));
 }
 
 }  // namespace md

@@ -44,8 +44,8 @@ class ImageConditioning {
  public:
   virtual ~ImageConditioning() = default;
 
-  int64_t least = 0, most = 1;  // how many: none, the first frame, or the first and the last
-  std::string encoder;          // the component that encodes them, in addition to the autoencoder; empty: none
+  int64_t min_images = 0, max_images = 1;  // how many: none, the first frame, or the first and the last
+  std::string encoder;  // the component that encodes them, in addition to the autoencoder; empty: none
 
   /// Conditioning fields that they become, of one sample of media of this size.
   virtual std::vector<Field> fields(const MediaSize& size) const = 0;
@@ -116,7 +116,7 @@ class Family {
   Dims latent_dims(const MediaSize& size) const;
 
   /// How many images media must begin with.
-  int64_t required_images() const { return image_conditioning() ? image_conditioning()->least : 0; }
+  int64_t required_images() const { return image_conditioning() ? image_conditioning()->min_images : 0; }
   /// Conditioning fields of reference images of these sizes.
   std::vector<Field> reference_fields(const std::vector<MediaSize>& own) const;
 

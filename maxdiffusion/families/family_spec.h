@@ -47,7 +47,7 @@ struct LoraSpec {
 /// A file that holds several models in the original program's layout.
 struct SingleFile {
   std::map<std::string, std::string> prefixes;  // component → what its names begin with; empty: there are no such files
-  HostArrays more = {};                         // further tensors, which say what the model is
+  HostArrays extra_tensors = {};                // further tensors, which say what the model is
 };
 
 struct FamilySpec {

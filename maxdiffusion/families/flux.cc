@@ -54,14 +54,14 @@ FamilySpec flux_spec(const ModelFolder& folder) {
       .reference = reference_conventions(folder)};
   const int64_t packed_channels = vae->channels * kLatentPatch * kLatentPatch;
   check(transformer.in_channels == packed_channels && transformer.patch_size == 1, Code::invalid_config,
-        "the transformer takes tokens of {} channels in patches of {}; the autoencoder's latents make tokens of {}, "
-        "in patches of 1: models that receive images next to the latents are not supported",
+        "transformer: in_channels is {} and patch_size {}; expected {} and 1, as the autoencoder's latents give: "
+        "models that take images next to the latents are not supported",
         transformer.in_channels, transformer.patch_size, packed_channels);
   check(transformer.joint_attention_dim == t5.d_model, Code::invalid_config,
-        "the transformer takes texts of {} features, the second text encoder gives {}", transformer.joint_attention_dim,
-        t5.d_model);
+        "transformer: joint_attention_dim is {}; expected {}, the width of text_encoder_2",
+        transformer.joint_attention_dim, t5.d_model);
   check(transformer.pooled_projection_dim == clip.hidden_size, Code::invalid_config,
-        "the transformer takes pooled texts of {} features, the first text encoder gives {}",
+        "transformer: pooled_projection_dim is {}; expected {}, the width of text_encoder",
         transformer.pooled_projection_dim, clip.hidden_size);
   check(length > 1, Code::invalid_config, "max_sequence_length is {}; expected 2 or more", length);
   return spec;
@@ -78,7 +78,8 @@ class Flux final : public Family {
   /// T5 sees the padding too, as when these models were trained. clip_skip is for CLIP's part, which is its pooled last
   /// layer, and so asks for what is not there.
   Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const override {
-    check(clip_skip == 0, Code::invalid_config, "clip_skip is {}, but these text encoders are used whole", clip_skip);
+    check(clip_skip == 0, Code::invalid_config, "clip_skip is {}; expected 0: these text encoders are used whole",
+          clip_skip);
     return {{kPrompt, t5_encoder(models(kT5), t5_, text.at(kIds2))},
             {kPooled, cast(clip_text(models(kClip), clip_, text.at(kIds)).pooled, DType::f32)}};
   }

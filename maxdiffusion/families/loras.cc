@@ -36,7 +36,7 @@ std::vector<ScaledLora> read_loras(const LoraKeys& keys, const ModelFolder& fold
   const std::vector<std::string> denoisers = family.spec().denoisers;
   for (const LoraChoice& l : chosen) {
     check(!l.denoiser || *l.denoiser < denoisers.size(), Code::invalid_config,
-          "lora_config names '{}' for a second denoiser, but this model has one", l.path);
+          "lora_config: '{}' is for a second denoiser; this model has one", l.path);
     loras.push_back({read_lora(l.path, targets, l.denoiser ? denoisers[*l.denoiser] : ""), l.scale});
     log_info("LoRA {} with scale {}: {}", l.path, l.scale, summary(loras.back().file));
   }

@@ -123,14 +123,14 @@ void ModelWeights::check_sizes(const ModelFolder& folder) const {
   }
 }
 
-void ModelWeights::check_there(const std::vector<std::string>& components) const {
+void ModelWeights::check_present(const std::vector<std::string>& components) const {
   for (const std::string& name : components) {
     const auto location = locations_.find(name);
     if (location == locations_.end() || has_weights(location->second)) continue;
     try {
       OpenedWeights::open(location->second);
     } catch (Error& e) {
-      throw e.note(fmt::format("the model's {} is needed; it is never replaced by random weights", name));
+      throw e.note(fmt::format("the model's {} is needed: sampling never uses random weights", name));
     }
   }
 }
@@ -138,7 +138,7 @@ void ModelWeights::check_there(const std::vector<std::string>& components) const
 void ModelWeights::replace_autoencoder(const Family& family, const ModelKeys& keys) {
   if (keys.vae_file.empty()) return;
   const std::string& component = family.spec().autoencoder->component;
-  check(!component.empty(), Code::invalid_config, "vae_file is given, but the model has no autoencoder");
+  check(!component.empty(), Code::invalid_config, "vae_file is given; expected none: the model has no autoencoder");
   locations_[component] = component_files(keys.vae_file, component);
 }
 
@@ -175,7 +175,7 @@ void check_kind(const ModelKeys& keys, const ModelFolder& folder, const Family& 
 
 std::string ModelWeights::location(const std::string& component) const {
   const auto found = locations_.find(component);
-  return given_.contains(component) || found == locations_.end() ? "" : found->second;
+  return replaced_.contains(component) || found == locations_.end() ? "" : found->second;
 }
 
 std::vector<std::string> ModelWeights::linkable(const ParamTable& params, const std::string& component) const {
@@ -198,8 +198,10 @@ std::vector<std::string> ModelWeights::linkable(const ParamTable& params, const 
 
 std::function<NamedShards()> ModelWeights::open(const ParamTable& params, const std::string& component,
                                                 bool keep_types) const {
-  if (const auto given = given_.find(component); given != given_.end())
-    return [&params, component, &values = given->second] { return as_shards(of_component(params, component, values)); };
+  if (const auto given = replaced_.find(component); given != replaced_.end())
+    return [&params, component, &values = given->second] {
+      return as_shards(component_weights(params, component, values));
+    };
   if (const std::string files = location(component); !files.empty())
     return [read = open_component(params, component, *opened_->take(component, files), files,
                                   other_names_.at(component), keep_types)] { return as_shards(read()); };
@@ -221,7 +223,7 @@ std::string component_files(const std::string& name, const std::string& componen
   return std::filesystem::is_directory(folder + "/" + component) ? folder + "/" + component : folder;
 }
 
-HostArrays of_component(const ParamTable& params, const std::string& component, const HostArrays& all) {
+HostArrays component_weights(const ParamTable& params, const std::string& component, const HostArrays& all) {
   HostArrays v;
   for (const Param& p : params.params())
     if (p.model == component) v[p.input] = all.at(p.input).cast(p.shape.dtype);

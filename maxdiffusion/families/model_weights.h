@@ -92,14 +92,14 @@ class ModelWeights {
                                    uint64_t seed);
 
   /// Throws io for the first of these components whose weights are not there.
-  void check_there(const std::vector<std::string>& components) const;
+  void check_present(const std::vector<std::string>& components) const;
   /// Folder or file that a component's weights are read from; empty: they are random, or were set.
   std::string location(const std::string& component) const;
   /// The files that a component's weights are read from, an index among them, if a model folder with these files is one
   /// that diffusers reads: their names and the names in them are diffusers'. Else empty.
   std::vector<std::string> linkable(const ParamTable& params, const std::string& component) const;
   /// Replaces a component's weights by values, by input name, that this run has trained.
-  void set(const std::string& component, HostArrays values) { given_[component] = std::move(values); }
+  void set(const std::string& component, HostArrays values) { replaced_[component] = std::move(values); }
   /// Random values are generated for these parts only.
   void set_slices(SlicesOf slices) { slices_ = std::move(slices); }
   /// Throws io now where there are no weights, or naming every missing, unused or misshapen tensor; reads or
@@ -119,7 +119,7 @@ class ModelWeights {
 
   std::map<std::string, std::string> locations_;  // components without one are random
   std::map<std::string, WeightNameMap> other_names_;
-  std::map<std::string, HostArrays> given_;
+  std::map<std::string, HostArrays> replaced_;
   std::shared_ptr<OpenedWeights> opened_;
   SlicesOf slices_ = [](const Param& p) { return std::vector<Slice>{Slice::all(p.shape.dims)}; };
   uint64_t seed_;
@@ -130,7 +130,7 @@ void check_kind(const ModelKeys& keys, const ModelFolder& folder, const Family& 
 /// What a key such as vae_file names: a file, the component's folder of a model folder, or that folder itself.
 std::string component_files(const std::string& name, const std::string& component);
 /// The values, out of those of several components, of this component's parameters, in their storage types.
-HostArrays of_component(const ParamTable& params, const std::string& component, const HostArrays& all);
+HostArrays component_weights(const ParamTable& params, const std::string& component, const HostArrays& all);
 /// Matches what `file`, opened at `path`, holds with the component's parameters now; the result reads it. Throws as
 /// ModelWeights::open does. `weight_names`: of the component's class.
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,

@@ -55,7 +55,7 @@ std::string newest_checkpoint(const std::string& from) {
   if (!is_remote(from) && !std::filesystem::is_directory(checkpoints)) return from;
   const std::vector<int64_t> steps = list_checkpoints(checkpoints);
   if (steps.empty() && is_remote(from)) return from;
-  check(!steps.empty(), Code::io, "the run '{}' has no checkpoint", from);
+  check(!steps.empty(), Code::io, "run '{}': no checkpoint", from);
   log_info_once("the run's newest checkpoint is of step {}", steps.back());
   return checkpoint_folder(checkpoints, steps.back());
 }
@@ -63,7 +63,7 @@ std::string newest_checkpoint(const std::string& from) {
 std::string model_on_this_machine(const std::string& given) {
   std::string model = newest_checkpoint(given);
   if (!is_remote(model)) return model;
-  log_info("the model of {} is kept in '{}' on this machine", shown(model), local_cache_path(model));
+  log_info("{}: the model is cached in '{}'", shown(model), local_cache_path(model));
   return find_file(below(model, kState)) ? local_checkpoint(model, CheckpointPart::model) : local_copy(model);
 }
 
@@ -84,7 +84,7 @@ void check_weights(const OpenedModel& model) {
   const ImageConditioning* images = model.family->image_conditioning();
   for (const std::string& other : {spec.autoencoder->component, images ? images->encoder : ""})
     if (!other.empty()) components.push_back(other);
-  model.weights.check_there(components);
+  model.weights.check_present(components);
 }
 
 void note_damaged_weights(const OpenedModel& model, Error& e) {

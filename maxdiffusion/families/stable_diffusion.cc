@@ -30,9 +30,9 @@ SingleFile single_file(bool two, bool open_clip, const nlohmann::json& scheduler
   f.prefixes[kText2] = "conditioner.embedders.1.model.";
   const float yes = 1;
   if (scheduler.value("prediction_type", nlohmann::json()) == "v_prediction")
-    f.more["v_pred"] = HostArray::of<float>({DType::f32, {}}, {&yes, 1});
+    f.extra_tensors["v_pred"] = HostArray::of<float>({DType::f32, {}}, {&yes, 1});
   if (scheduler.value("rescale_betas_zero_snr", nlohmann::json()) == true)
-    f.more["ztsnr"] = HostArray::of<float>({DType::f32, {}}, {&yes, 1});
+    f.extra_tensors["ztsnr"] = HostArray::of<float>({DType::f32, {}}, {&yes, 1});
   return f;
 }
 
@@ -79,8 +79,8 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
         "beside the latents and is not supported; models of text to image take {}",
         folder.path(), unet.in_channels, vae->channels);
   check(unet.in_channels == vae->channels, Code::invalid_config,
-        "the UNet takes {} channels, the autoencoder's latents have {}: models that take more than latents are "
-        "not supported",
+        "unet: in_channels is {}; expected {}, the autoencoder's latent channels: models that take more than latents "
+        "are not supported",
         unet.in_channels, vae->channels);
   return spec;
 }

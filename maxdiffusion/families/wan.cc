@@ -60,10 +60,11 @@ FamilySpec wan_spec(const ModelFolder& folder) {
   }
   const int64_t with_image = 2 * vae->channels + vae->frame_scale;
   check(transformer.in_channels == vae->channels || transformer.in_channels == with_image, Code::invalid_config,
-        "the transformer takes {} channels; the autoencoder's latents have {}, {} with an image and its mask",
+        "transformer: in_channels is {}; expected {}, the autoencoder's latent channels, or {}, with an image and its "
+        "mask",
         transformer.in_channels, vae->channels, with_image);
   check(transformer.text_dim == text.d_model, Code::invalid_config,
-        "the transformer takes texts of {} features, the text encoder gives {}", transformer.text_dim, text.d_model);
+        "transformer: text_dim is {}; expected {}, the width of text_encoder", transformer.text_dim, text.d_model);
   check(length > 1, Code::invalid_config, "max_sequence_length is {}; expected 2 or more", length);
   return spec;
 }
@@ -82,8 +83,8 @@ class WanImages final : public ImageConditioning {
       encoder = kVision;
     }
     if (first_frame) return;
-    least = transformer.pos_embed_seq_len ? 2 : 1;
-    most = vision_ ? least : 2;
+    min_images = transformer.pos_embed_seq_len ? 2 : 1;
+    max_images = vision_ ? min_images : 2;
   }
 
   std::vector<Field> fields(const MediaSize& size) const override {
@@ -91,7 +92,7 @@ class WanImages final : public ImageConditioning {
     if (first_frame_) dims[0] = 1;
     dims.back() += masks_;
     std::vector<Field> fields = {{kCondition, {DType::f32, dims}}};
-    if (vision_) fields.push_back({kImage, {DType::f32, {least * vision_->tokens(), vision_->hidden_size}}});
+    if (vision_) fields.push_back({kImage, {DType::f32, {min_images * vision_->tokens(), vision_->hidden_size}}});
     return fields;
   }
   HostArray prepare(const std::vector<HostArray>& images) const override {
@@ -108,8 +109,8 @@ class WanImages final : public ImageConditioning {
   }
   HostArray pixels(const std::vector<HostArray>& images, const MediaSize& size) const override {
     const int64_t frames = first_frame_ ? 1 : size.frames;
-    check(std::ssize(images) <= frames, Code::invalid_config, "num_frames is {}; {} images need as many at least",
-          size.frames, images.size());
+    check(std::ssize(images) <= frames, Code::invalid_config,
+          "num_frames is {}; expected at least {}, one for each image", size.frames, images.size());
     HostArray video = zeros_like(HostArray(Shape{DType::f32, {frames, size.height, size.width, 3}}));
     for (size_t i = 0; i < images.size(); ++i)
       std::ranges::transform(images[i].view<uint8_t>(),
@@ -162,7 +163,8 @@ class Wan final : public Family {
 
   /// Behind the end of the text there are zeros.
   Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const override {
-    check(clip_skip == 0, Code::invalid_config, "clip_skip is {}, but this text encoder is used whole", clip_skip);
+    check(clip_skip == 0, Code::invalid_config, "clip_skip is {}; expected 0: this text encoder is used whole",
+          clip_skip);
     const Tensor y = t5_encoder(models(kText), text_, text.at(kIds), text.at(kMask));
     return {{kPrompt, y * cast(expand_dims(text.at(kMask), -1), DType::f32)}};
   }

@@ -43,7 +43,7 @@ FamilySpec z_image_spec(const ModelFolder& folder) {
       .single_file = {.prefixes = {{kTransformer, ""}}},
       .reference = reference_conventions(folder)};
   check(transformer.in_channels == vae->channels, Code::invalid_config,
-        "the transformer takes latents of {} channels, the autoencoder makes {}", transformer.in_channels,
+        "transformer: in_channels is {}; expected {}, the autoencoder's latent channels", transformer.in_channels,
         vae->channels);
   check(transformer.cap_feat_dim == qwen3.hidden_size, Code::invalid_config,
         "{}: the transformer takes texts of {} features ('cap_feat_dim'), the text encoder gives {} ('hidden_size'); "
@@ -66,8 +66,8 @@ class ZImage final : public Family {
         qwen3_(folder.config<Qwen3Config>(kEncoder)) {}
 
   Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const override {
-    check(clip_skip == 0, Code::invalid_config, "clip_skip is {}, but this text encoder has no other layer to read",
-          clip_skip);
+    check(clip_skip == 0, Code::invalid_config,
+          "clip_skip is {}; expected 0: this text encoder has no other layer to read", clip_skip);
     const std::vector<Tensor> states =
         decoder_hidden_states(models(kEncoder), qwen3_, text.at(kIds), {qwen3_.num_hidden_layers - 1});
     return {{kPrompt, cast(states[0], DType::f32)}, {kLengths, sum(text.at(kMask), {1})}};

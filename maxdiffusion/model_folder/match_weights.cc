@@ -92,7 +92,7 @@ std::string about_repeats(const ParamTable& asked, bool whole, const std::vector
     if (want == have) continue;
     const Members members(
         config, [&](const std::string& key, int64_t v) { return is_count(key) && (whole ? v == want : v >= want); });
-    return fmt::format("it asks for {}{} of {}N, the weights have {}{}", want, whole ? "" : " or more", before, have,
+    return fmt::format("it needs {}{} of {}N, the weights have {}{}", want, whole ? "" : " or more", before, have,
                        members.said.empty() ? "" : fmt::format("; {}", fmt::join(members.said, ", ")));
   }
   return "";

@@ -63,7 +63,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{"unet_sd15",
              "UNet2DConditionModel",
              {{"layers_per_block", 2}},
-             "it asks for 2 of down_blocks.0.resnets.N, the weights have 1; layers_per_block is 2",
+             "it needs 2 of down_blocks.0.resnets.N, the weights have 1; layers_per_block is 2",
              "missing: down_blocks.0.resnets.1.norm1.weight"},
         Case{"unet_sd15",
              "UNet2DConditionModel",

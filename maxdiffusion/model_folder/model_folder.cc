@@ -56,7 +56,7 @@ std::shared_ptr<const Tokenizer> open_any_tokenizer(const std::string& class_nam
   if (!class_name.starts_with("CLIP") || has_own) return open_tokenizer(class_name, folder);
   if (constexpr const char* kVocabulary = "open_clip/bpe_simple_vocab_16e6.txt.gz"; bpe_file.empty()) {
     bpe_file = wheel_file(kVocabulary);
-    check(!bpe_file.empty(), Code::io, "CLIP's vocabulary {} is in none of '{}'; it comes with the program",
+    check(!bpe_file.empty(), Code::io, "CLIP's vocabulary: no {} in '{}'; it is installed with the program",
           kVocabulary, fmt::join(wheel_folders(), "', '"));
   }
   auto t = std::make_shared<ClipTokenizer>(ClipTokenizer::from_bpe(bpe_file));
@@ -142,8 +142,11 @@ void ModelFolder::read_index(const std::string& folder, const Read& read) {
     } else if (std::ranges::count(kUnused, class_name) == 0) {
       for (const auto& [missing, why] : kMissing)
         check(class_name != missing, Code::invalid_config, "{}: {} is a {}: {}", where, part, class_name, why);
-      fail(Code::invalid_config, "{}: the class '{}' of {} is not one of: {}, {}", where, class_name, part,
-           fmt::join(model_class_names(), ", "), fmt::join(tokenizer_class_names(), ", "));
+      std::vector<std::string> known = model_class_names();
+      const std::vector<std::string> tokenizers = tokenizer_class_names();
+      known.insert(known.end(), tokenizers.begin(), tokenizers.end());
+      fail(Code::invalid_config, "{}: the class of {} is '{}'; expected one of: {}", where, part, class_name,
+           nearest_first(class_name, known));
     }
   }
   check(files_.contains("scheduler/scheduler_config.json"), Code::invalid_config,
@@ -219,7 +222,9 @@ void ModelFolder::open_single_file(const FolderKeys& keys) {
 }
 
 ModelFolder ModelFolder::open(const std::string& name, const FolderKeys& keys) {
-  check(!name.empty(), Code::invalid_config, "pretrained_model_name_or_path is empty; it names a model folder");
+  check(!name.empty(), Code::invalid_config,
+        "pretrained_model_name_or_path is empty; expected a model folder, a name on the hub (owner/name) or a "
+        ".safetensors file");
   ModelFolder m;
   if (std::filesystem::is_regular_file(name)) {
     m.path_ = name;
@@ -227,7 +232,7 @@ ModelFolder ModelFolder::open(const std::string& name, const FolderKeys& keys) {
     return m;
   }
   check(keys.single_file_config.empty(), Code::invalid_config,
-        "single_file_config is given, but '{}' is not a file; a model folder has configs of its own", name);
+        "single_file_config is given; expected none: '{}' is a folder, with configs of its own", name);
   m.path_ = local_folder(name, keys.revision, "models", keys.variant);
   verify_checksums(m.path_, "", ChecksumsOf::all_but_weights);  // of a checkpoint; weights when they are read
   m.read_index(m.path_, [&m](const std::string& file) { return m.files_[file] = read_file(m.path_ + "/" + file); });
@@ -241,7 +246,7 @@ ModelFolder ModelFolder::from_texts(std::map<std::string, std::string> files) {
   m.files_ = std::move(files);
   m.read_index("", [&m](const std::string& file) {
     const auto text = m.files_.find(file);
-    check(text != m.files_.end(), Code::io, "a model folder needs {}", file);
+    check(text != m.files_.end(), Code::io, "model folder: no {}", file);
     return text->second;
   });
   return m;
@@ -252,8 +257,8 @@ const Component& ModelFolder::find(const std::string& component) const {
   if (c != components_.end()) return c->second;
   std::vector<std::string> names;
   for (const auto& [name, other] : components_) names.push_back(name);
-  fail(Code::invalid_config, "{}: model_index.json has no {}; a {} needs it, there are: {}", path_, component,
-       pipeline_, fmt::join(names, ", "));
+  fail(Code::invalid_config, "{}: model_index.json has no {}; a {} needs it, it has: {}", path_, component, pipeline_,
+       fmt::join(names, ", "));
 }
 
 std::shared_ptr<const Autoencoder> ModelFolder::autoencoder(const std::string& component, bool videos) const {
@@ -296,7 +301,7 @@ void ModelFolder::add_component(const std::string& name, const std::string& weig
   const json found = config.is_object() ? config.value("_class_name", json()) : json();
   const ModelClass* known = found.is_string() ? find_model_class(found) : nullptr;
   check(known, Code::invalid_config, "{}: _class_name is {}; expected one of: {}", file, found.dump(),
-        fmt::join(model_class_names(), ", "));
+        nearest_first(found.is_string() ? std::string(found) : "", model_class_names()));
   try {
     components_[name] = {known->name, known->read(config), weights, file, text};
   } catch (Error& e) {

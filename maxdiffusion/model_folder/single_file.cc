@@ -28,11 +28,11 @@ const std::vector<SingleFileLayout>& layouts() {
 std::string in_groups(const std::vector<std::string>& names) {
   std::map<std::string, std::vector<std::string>> groups;
   for (const std::string& n : names) groups[n.substr(0, n.find('.'))].push_back(n);
-  std::vector<std::string> said;
+  std::vector<std::string> texts;
   for (const auto& [beginning, members] : groups)
-    said.push_back(members.size() > 3 ? fmt::format("{}.* ({})", beginning, members.size())
-                                      : fmt::format("{}", fmt::join(members, ", ")));
-  return fmt::format("{}", fmt::join(said, ", "));
+    texts.push_back(members.size() > 3 ? fmt::format("{}.* ({})", beginning, members.size())
+                                       : fmt::format("{}", fmt::join(members, ", ")));
+  return fmt::format("{}", fmt::join(texts, ", "));
 }
 
 }  // namespace
@@ -67,11 +67,12 @@ void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout
       match_weights(name, component, file, folder.path(), options);
     } catch (const Error& e) {
       if (!component.config_file.starts_with(folder.path())) throw;  // single_file_config's, which is named
-      Error first(e.code(), fmt::format("'{}' is taken for {}, but its {} has not the published sizes", folder.path(),
-                                        layout.name, name));
+      Error first(e.code(), fmt::format("'{}' is recognized as {}, but its {} does not have the published sizes",
+                                        folder.path(), layout.name, name));
       first.note(
-          "try: single_file_config=FOLDER, a model folder in diffusers' layout with its configs; the folder that the "
-          "file was made of is one");
+          "try: single_file_config=FOLDER, a model folder in diffusers' layout with its configs, such as the one that "
+          "the "
+          "file was converted from");
       first.note(e.message());
       for (const std::string& note : e.notes())
         if (note.find(component.config_file) == note.npos) first.note(note);  // there is no such file
@@ -87,7 +88,7 @@ void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout
     (known ? left : unknown).push_back(name);
   }
   check(unknown.empty(), Code::io,
-        "'{}' is taken for {}, which has no place for {} of its tensors: {}; they may be of a method that is not "
+        "'{}' is recognized as {}; {} of its tensors are not part of it: {}; they may belong to a method that is not "
         "supported",
         folder.path(), layout.name, unknown.size(), in_groups(unknown));
   log_info("{}: {}{}", folder.path(), layout.name, left.empty() ? "" : "; not read: " + in_groups(left));
@@ -110,7 +111,7 @@ std::string control_config(const ModelFolder& folder, const std::string& file) {
         "input_hint_block.0.weight",
         file);
   std::vector<int64_t> widths = {first->dims()[0]};
-  for (int64_t k = 1;; k += 2) {  // every other convolution halves the picture and has a width of its own
+  for (int64_t k = 1;; k += 2) {  // every other convolution halves the image and has another width
     const HostArray* next =
         weight({fmt::format("controlnet_cond_embedding.blocks.{}", k), fmt::format("input_hint_block.{}", 2 * k + 2)});
     if (!next) break;

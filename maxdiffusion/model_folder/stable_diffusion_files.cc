@@ -156,8 +156,8 @@ Texts texts_2(const HostArrays& tensors) {
       steps != tensors.end() && steps->second.shape().elements() == 1 && steps->second.to_doubles()[0] == kStepsOfBase;
   if (!base)
     log_info(
-        "Stable Diffusion 2.x is taken to predict velocity (v), as its models of 768 pixels do; for one of 512 "
-        "give prediction_type=epsilon");
+        "prediction_type: v_prediction, as in Stable Diffusion 2.x of 768 pixels; for a model of 512 pixels give "
+        "prediction_type=epsilon");
   return texts_of({{"model_index.json", index("StableDiffusionPipeline", "DDIMScheduler")},
                    {"scheduler/scheduler_config.json", scheduler("DDIMScheduler", base ? "epsilon" : "v_prediction")},
                    {"unet/config.json", unet_2()},
@@ -201,7 +201,7 @@ std::vector<SingleFileLayout> stable_diffusion_layouts() {
       "betas", "alphas_cumprod", "sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod", "log_one_minus_alphas_cumprod",
       "sqrt_recip_alphas_cumprod", "sqrt_recipm1_alphas_cumprod", "posterior_", "lvlb_weights", "logvar",
       "scale_factor", "denoiser.sigmas", "denoiser.log_sigmas", "global_step", "v_pred", "ztsnr", "model_ema.",
-      // What CLIP compares texts and pictures with.
+      // What CLIP compares texts and images with.
       "cond_stage_model.logit_scale", "cond_stage_model.text_projection", "cond_stage_model.transformer.logit_scale",
       "cond_stage_model.transformer.text_projection", "conditioner.embedders.0.logit_scale",
       "conditioner.embedders.0.text_projection", "conditioner.embedders.0.transformer.text_projection"};

@@ -51,7 +51,7 @@ std::string models_key(ModelComponents& models) {
   if (family.required_images() == 0) return key;
   // Models of one autoencoder may want other images.
   const ImageConditioning& images = *family.image_conditioning();
-  key += fmt::format("\nimages {}", images.least);
+  key += fmt::format("\nimages {}", images.min_images);
   const EncoderOptions& o = models.options();
   for (const Field& f : images.fields(training_size(o.sizes, o.resolution, family)))
     key += fmt::format(" {} {}", f.name, to_string(f.shape));
@@ -87,14 +87,14 @@ std::vector<std::vector<HostArray>> known_frames(const HostArray& pixels, int64_
   return out;
 }
 
-class Cached final : public Samples {
+class Cached final : public Examples {
  public:
   Cached(std::shared_ptr<const ArrayCache> cache, const ImageConfig& config)
       : cache_(std::move(cache)), config_(config) {}
   int64_t size() const override { return cache_->size(); }
-  HostArrays read(const DrawnSample& which) const override {
+  HostArrays read(const ExampleRef& which) const override {
     HostArrays all = cache_->read(which.index), out;
-    const bool flip = draw_placement(config_, which.bits).flip;
+    const bool flip = random_placement(config_, which.bits).flip;
     for (auto& [name, a] : all) {
       if (name.starts_with(kMirrored)) continue;
       const auto other = all.find(kMirrored + name);
@@ -175,7 +175,7 @@ CachedImages cache_images(const ImagesInBuckets& images, const ImageConfig& conf
   return out;
 }
 
-std::shared_ptr<const Samples> cached_samples(std::shared_ptr<const ArrayCache> cache, const ImageConfig& config) {
+std::shared_ptr<const Examples> cached_examples(std::shared_ptr<const ArrayCache> cache, const ImageConfig& config) {
   return std::make_shared<Cached>(std::move(cache), config);
 }
 

@@ -38,7 +38,7 @@ CachedImages cache_images(const ImagesInBuckets& images, const ImageConfig& conf
                           const EncodeImages& encode);
 /// The samples of one bucket. With random_flip the random bits of each read decide whether it is mirrored, as
 /// image_batches does.
-std::shared_ptr<const Samples> cached_samples(std::shared_ptr<const ArrayCache> cache, const ImageConfig& config);
+std::shared_ptr<const Examples> cached_examples(std::shared_ptr<const ArrayCache> cache, const ImageConfig& config);
 
 /// What of captions is kept: what the text encoders make of them, or, where these are trained, token ids.
 enum class CachedText { embeddings, tokens };

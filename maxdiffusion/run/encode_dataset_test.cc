@@ -116,8 +116,8 @@ TEST(CachedSamples, AreMirroredByTheirOwnBitsAndAnEpochHasEveryoneOnce) {
   const ImageConfig config{.resolution = 8, .random_flip = true};
   const CachedImages all = cached(
       t / "cache", synthetic(40), 7, [](const auto& l) { return made(l); }, config);
-  const auto samples = cached_samples(all.buckets[0], config);
-  auto batches = sample_batches(samples, 8, 3);
+  const auto samples = cached_examples(all.buckets[0], config);
+  auto batches = example_batches(samples, 8, 3);
   EXPECT_EQ(batches->size(), 40);
   // The same pictures, mirrored or not, as those that are read while training.
   auto read = image_batches(synthetic(40), config, {.stream = {.seed = 3}, .batch = 8}, nullptr);
@@ -135,7 +135,7 @@ TEST(CachedSamples, AreMirroredByTheirOwnBitsAndAnEpochHasEveryoneOnce) {
   EXPECT_GT(mirrored_ones, 20);
   EXPECT_LT(mirrored_ones, 60);
   // Continued from the middle, the same again.
-  auto again = sample_batches(samples, 8, 3);
+  auto again = example_batches(samples, 8, 3);
   again->seek({.epoch = 0, .index = 24});
   for (size_t step = 3; step < 10; ++step) EXPECT_TRUE(same(again->next().at("moments"), seen[step])) << step;
 }
@@ -168,7 +168,7 @@ TEST(CacheImages, ACacheLargerThanTheMemoryIsMadeAndTrainedFrom) {
     try {
       const CachedImages all =
           cached(t / "cache", synthetic(kSamples), 4, [](const LoadedImages& l) { return made(l, kFloats); });
-      auto batches = sample_batches(cached_samples(all.buckets[0], {}), 2, 1);
+      auto batches = example_batches(cached_examples(all.buckets[0], {}), 2, 1);
       std::set<std::vector<float>> different;
       for (int64_t i = 0; i < kSamples / 2; ++i) {
         const Batch b = batches->next();

@@ -29,7 +29,7 @@ ModelComponents::ModelComponents(const ModelRequest& model, const DeviceRequest&
 
 std::function<NamedShards()> ModelComponents::open_weights(const ParamTable& params, const std::string& component) {
   if (component != model_.family->spec().autoencoder->component) return model_.weights.open(params, component);
-  return [this, &params, component] { return as_shards(of_component(params, component, autoencoder_values())); };
+  return [this, &params, component] { return as_shards(component_weights(params, component, autoencoder_values())); };
 }
 
 ScopeOptions ModelComponents::denoiser_options() const {

@@ -23,32 +23,32 @@ HostArray means(const HostArray& moments) {
   return out;
 }
 
-void write_reconstructions(MediaAutoencoder& coder, const Samples& images, const std::string& path) {
+void write_reconstructions(MediaAutoencoder& coder, const Examples& images, const std::string& path) {
   const int64_t most = images.read({0, 0}).at("pixels").dims().size() == 4 ? 4 : 12;
   const int64_t n = std::min(most, images.size()), stride = images.size() / n;
-  std::vector<DrawnSample> which;
+  std::vector<ExampleRef> which;
   for (int64_t i = 0; i < n; ++i) which.push_back({.index = i * stride, .bits = 0});
   const HostArray chosen = batch_of(images, which).at("pixels");
   const HostArray decoded = coder.decode(means(coder.encode(chosen)));
   std::vector<GridCell> cells;
-  for (int64_t i = 0; i < n; ++i) cells.push_back({still_of(without_batch(rows(chosen, i, 1))), ""});
-  for (int64_t i = 0; i < n; ++i) cells.push_back({still_of(image_of_batch(decoded, i)), ""});
+  for (int64_t i = 0; i < n; ++i) cells.push_back({preview_of(without_batch(rows(chosen, i, 1))), ""});
+  for (int64_t i = 0; i < n; ++i) cells.push_back({preview_of(image_of_batch(decoded, i)), ""});
   write_png(path, make_grid(cells, n, 2));
 }
 
 /// The frames of videos, each as a video of one frame.
-class SingleFrames final : public Samples {
+class SingleFrames final : public Examples {
  public:
-  SingleFrames(std::shared_ptr<const Samples> videos, int64_t frames) : videos_(std::move(videos)), frames_(frames) {}
+  SingleFrames(std::shared_ptr<const Examples> videos, int64_t frames) : videos_(std::move(videos)), frames_(frames) {}
   int64_t size() const override { return videos_->size() * frames_; }
-  HostArrays read(const DrawnSample& which) const override {
+  HostArrays read(const ExampleRef& which) const override {
     const HostArray video = videos_->read({which.index / frames_, which.bits}).at("pixels"),
                     frame = row_of(video, which.index % frames_);
     return {{"pixels", frame.reshaped(batched(1, frame.shape()).dims)}};
   }
 
  private:
-  std::shared_ptr<const Samples> videos_;
+  std::shared_ptr<const Examples> videos_;
   int64_t frames_;
 };
 
@@ -79,7 +79,7 @@ void begin_with_single_frames(const ParamTable& params, HostArrays& values) {
 
 /// Trains on `pixels` from `values`, and from random ones where there are none; adds what comes out to `values`.
 void train_stage(ModelComponents& models, const TrainPlan& plan, const AutoencoderTask& task,
-                 const std::shared_ptr<const Samples>& pixels, const std::string& stage, int64_t steps,
+                 const std::shared_ptr<const Examples>& pixels, const std::string& stage, int64_t steps,
                  HostArrays& values) {
   const std::string component = task.model();
   const int64_t batch = task.batch_size * plan.replicas;
@@ -105,14 +105,15 @@ void train_stage(ModelComponents& models, const TrainPlan& plan, const Autoencod
   };
   for (auto& [name, value] :
        train_loop(models.devices(), {&task},
-                  sample_batches(pixels, batch, o.seed, plan.data.shuffle, share_of_update(models.devices(), batch)), o)
+                  example_batches(pixels, batch, o.seed, plan.data.shuffle, share_of_update(models.devices(), batch)),
+                  o)
            .values)
     values[name] = std::move(value);
 }
 
 }  // namespace
 
-void train_autoencoder(ModelComponents& models, const TrainPlan& plan, const std::shared_ptr<const Samples>& images) {
+void train_autoencoder(ModelComponents& models, const TrainPlan& plan, const std::shared_ptr<const Examples>& images) {
   const AutoencoderTask& task = plan.autoencoder->task;
   const std::string component = task.model();
   const ParamTable whole = models.folder().params({component});

@@ -9,6 +9,6 @@ namespace md {
 
 /// Trains the autoencoder of `models` as plan.autoencoder says, on samples with the field pixels. The stage's files go
 /// to vae/ in the run's folder, and an image of originals above their reconstructions to samples/.
-void train_autoencoder(ModelComponents& models, const TrainPlan& plan, const std::shared_ptr<const Samples>& images);
+void train_autoencoder(ModelComponents& models, const TrainPlan& plan, const std::shared_ptr<const Examples>& images);
 
 }  // namespace md

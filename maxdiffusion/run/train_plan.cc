@@ -33,7 +33,7 @@ DenoiseTask plan_task(const DataKeys& d, const LearningKeys& l, const ModelFolde
   t.family = family;
   t.process = make_process(training_config(folder.scheduler_config(), l.scheduler), l.process);
   t.images = family->required_images() > 0;
-  t.noise = drawn_noise_input(d.denoise.noise_offset, d.denoise.input_perturbation);
+  t.noise = random_noise_input(d.denoise.noise_offset, d.denoise.input_perturbation);
   if (mode == DataMode::images) t.media = pixels_input();
   if (mode == DataMode::images || d.denoise.train_text_encoder) t.text = tokens_input();
   t.batch_size = part_of_replica(global_batch(d.batches, counts.devices), counts.replicas);
@@ -272,7 +272,7 @@ TrainPlan with_data(TrainPlan plan, const DenoiseTask& task, const std::vector<I
     for (const ImageSize& size : buckets) {
       DenoiseTask& t = plan.tasks.emplace_back(expert);
       t.size = {size.height, size.width, size.frames};
-      t.one_of_several = buckets.size() > 1;
+      if (buckets.size() > 1) t.name += (t.name.empty() ? "" : " ") + to_string(size);
     }
   }
   set_rates(plan);
@@ -305,7 +305,7 @@ std::vector<DenoiseTask> tasks_per_expert(const TrainPlan& plan) {
   for (const std::string& expert : plan.denoisers) {
     DenoiseTask& t = tasks.emplace_back(task);
     t.expert = expert;
-    t.takes_turns = plan.denoisers.size() > 1;
+    if (plan.denoisers.size() > 1) t.name = expert;
     t.process =
         expert == all[0] ? task.process->restricted_to(boundary, end) : task.process->restricted_to(0, boundary);
   }

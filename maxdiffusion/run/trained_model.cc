@@ -59,7 +59,7 @@ void complete_checkpoint(ModelComponents& m, const TrainPlan& plan, CheckpointCo
 WeightsOf weights_with(ModelComponents& m, const TrainPlan& plan, const ParamTable& params, const HostArrays& trained) {
   return [&](const ParamTable& p, const std::string& component) {
     const bool changes = plan.trains(component);
-    if (changes && !plan.lora) return of_component(p, component, trained);
+    if (changes && !plan.lora) return component_weights(p, component, trained);
     HostArrays values = as_arrays(m.open_weights(p, component)());
     if (changes) merge_loras({{trained_lora(params, trained, plan.lora->config), 1}}, p, values);
     return values;

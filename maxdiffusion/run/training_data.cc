@@ -44,12 +44,12 @@ BatchConfig batch_config(const ModelComponents& models, const TrainPlan& plan) {
 }
 
 /// Pictures of the subject and of its class, pair by pair; the shorter set begins again until both are as long.
-class Pairs final : public Samples {
+class Pairs final : public Examples {
  public:
-  Pairs(std::shared_ptr<const Samples> instances, std::shared_ptr<const Samples> classes)
+  Pairs(std::shared_ptr<const Examples> instances, std::shared_ptr<const Examples> classes)
       : instances_(std::move(instances)), classes_(std::move(classes)) {}
   int64_t size() const override { return std::max(instances_->size(), classes_->size()); }
-  HostArrays read(const DrawnSample& which) const override {
+  HostArrays read(const ExampleRef& which) const override {
     HostArrays out = instances_->read({which.index % instances_->size(), which.bits});
     for (const auto& [name, a] : classes_->read({which.index % classes_->size(), which.bits}))
       out.emplace("class_" + name, a);
@@ -57,7 +57,7 @@ class Pairs final : public Samples {
   }
 
  private:
-  std::shared_ptr<const Samples> instances_, classes_;
+  std::shared_ptr<const Examples> instances_, classes_;
 };
 
 /// Images as they are read, and token ids.
@@ -85,7 +85,7 @@ void open_images(ModelComponents& models, const TrainPlan& plan, TrainingData& d
 void open_dreambooth(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
   const DreamboothPlan& d = *plan.data.dreambooth;
   auto load = [&](const DataSourceConfig& from, const std::string& caption) {
-    return cached_samples(
+    return cached_examples(
         encode_dataset(models, plan.data.cache_dir, open_source(from), plan.data.images, text_of(data.task), &caption)
             .buckets[0],
         plan.data.images);
@@ -96,8 +96,8 @@ void open_dreambooth(ModelComponents& models, const TrainPlan& plan, TrainingDat
   log_info("DreamBooth: {} pictures of the subject, {} of its class", instances->size(), classes->size());
   const BatchConfig batches = batch_config(models, plan);
   data.batches =
-      scaled(models.family(), sample_batches(std::make_shared<Pairs>(instances, classes), batches.batch,
-                                             batches.stream.seed, batches.stream.shuffle, batches.stream.share));
+      scaled(models.family(), example_batches(std::make_shared<Pairs>(instances, classes), batches.batch,
+                                              batches.stream.seed, batches.stream.shuffle, batches.stream.share));
 }
 
 /// The batches of a recorded run.
@@ -161,7 +161,7 @@ void open_encoded_images(ModelComponents& models, const TrainPlan& plan, Trainin
   const ImageConfig& images = plan.data.images;
   const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.data.source));
   if (plan.autoencoder)
-    train_autoencoder(models, plan, cached_samples(cache_pixels(plan.data.cache_dir, source, images).buckets[0], {}));
+    train_autoencoder(models, plan, cached_examples(cache_pixels(plan.data.cache_dir, source, images).buckets[0], {}));
   const CachedImages encoded = encode_dataset(models, plan.data.cache_dir, source, images);
   log_info("{} {}, {} skipped", encoded.size(), images.clip ? "clips" : "pictures", encoded.skipped);
   if (plan.autoencoder) {
@@ -170,19 +170,19 @@ void open_encoded_images(ModelComponents& models, const TrainPlan& plan, Trainin
   }
   if (data.task.caption_dropout > 0) data.constants = constants_of(models.text_encoder().encode({""}));
   const BatchConfig batches = batch_config(models, plan);
-  std::vector<std::shared_ptr<const Samples>> samples;
+  std::vector<std::shared_ptr<const Examples>> samples;
   std::vector<int64_t> counts;
   for (const auto& bucket : encoded.buckets) {
-    samples.push_back(cached_samples(bucket, images));
+    samples.push_back(cached_examples(bucket, images));
     counts.push_back(bucket->size());
   }
   if (images.buckets) {
     data.buckets = encoded.sizes;
     log_aspect_buckets(data.buckets, counts, batches.batch);
-    data.batches = samples_in_aspect_buckets(std::move(samples), batches.batch, batches.stream);
+    data.batches = examples_in_aspect_buckets(std::move(samples), batches.batch, batches.stream);
   } else {
     data.batches =
-        sample_batches(samples[0], batches.batch, batches.stream.seed, batches.stream.shuffle, batches.stream.share);
+        example_batches(samples[0], batches.batch, batches.stream.seed, batches.stream.shuffle, batches.stream.share);
   }
   data.batches = scaled(models.family(), std::move(data.batches));
 }
@@ -215,9 +215,9 @@ HeldOut held_out_samples(ModelComponents& models, const TrainPlan& plan) {
   const std::string own_time = "timesteps";
   if (where.array_columns.empty()) {
     const auto samples =
-        cached_samples(encode_dataset(models, plan.data.cache_dir, open_source(where), eval.images, text_of(plan.task))
-                           .buckets.front(),
-                       eval.images);
+        cached_examples(encode_dataset(models, plan.data.cache_dir, open_source(where), eval.images, text_of(plan.task))
+                            .buckets.front(),
+                        eval.images);
     HeldOut held;
     held.count = samples->size();
     held.read = [samples, family](int64_t i) { return scaled(*family, batch_of(*samples, {{.index = i, .bits = 0}})); };

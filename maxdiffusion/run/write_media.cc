@@ -69,7 +69,7 @@ void write_media(const std::string& prefix, const std::string& type, const HostA
   }
 }
 
-HostArray still_of(const HostArray& rgb) { return rgb.dims().size() == 4 ? film_strip(rgb, 5) : rgb; }
+HostArray preview_of(const HostArray& rgb) { return rgb.dims().size() == 4 ? film_strip(rgb, 5) : rgb; }
 
 void write_latents(const std::string& folder, const HostArray& latents, const std::set<std::string>& taken) {
   write_tensor(folder, "latents", channels_first(latents), taken);

@@ -9,21 +9,15 @@
 
 namespace md {
 
-std::string DenoiseTask::variant() const {
-  std::string turn = takes_turns ? expert : "";
-  if (!one_of_several) return turn;
-  return (turn.empty() ? "" : turn + " ") + fmt::format("{}x{}", size.width, size.height) +
-         (size.frames > 1 ? fmt::format("x{}", size.frames) : "");
-}
-
-bool DenoiseTask::takes(const NamedShards& batch) const {
+bool DenoiseTask::accepts(const NamedShards& batch) const {
   if (!noise->recorded()) return true;
   const std::vector<double> times = batch.at(kTimesteps).whole().to_doubles();
-  const int64_t own = std::ranges::count_if(times, [this](double t) { return process->contains(t); });
-  check(own == 0 || own == std::ssize(times), Code::invalid_config,
-        "a batch has {} times of {} for {}; with two experts all times of a batch are those of one", own, times.size(),
-        model());
-  return own > 0;
+  const int64_t trained = std::ranges::count_if(times, [this](double t) { return process->contains(t); });
+  check(trained == 0 || trained == std::ssize(times), Code::invalid_config,
+        "replay_batches: {} of the {} timesteps of a batch are those of {}; expected all or none: an update trains one "
+        "of two experts",
+        trained, times.size(), model());
+  return trained > 0;
 }
 
 std::vector<BatchField> DenoiseTask::batch() const {
@@ -60,8 +54,8 @@ Tensor DenoiseTask::loss(const Models& models, const Feed& feed, Rng rng) const 
   return mean(halves[0]) + mean(halves[1]) * *prior_loss_weight;
 }
 
-Tensor DenoiseTask::rows(Tensor replica, int64_t replicas) const {
-  const Tensor own = Task::rows(replica, replicas);
+Tensor DenoiseTask::batch_rows(Tensor replica, int64_t replicas) const {
+  const Tensor own = Task::batch_rows(replica, replicas);
   if (!prior_loss_weight) return own;
   return concatenate({own, own + static_cast<double>(batch_size * replicas)}, 0);  // the class's samples come after all
 }
@@ -75,7 +69,7 @@ Tensor DenoiseTask::sample_losses(const Models& models, const Feed& feed, Rng rn
         all[name] = concatenate({x, other->second}, 0);
 
   const Tensor x0 = media->read(*family->spec().autoencoder, models, all, rng);
-  const NoiseInput::Draws draws = noise->read(*process, x0.shape(), all, rng);
+  const NoiseInput::RandomInputs random = noise->read(*process, x0.shape(), all, rng);
 
   if (caption_dropout > 0 && !noise->recorded()) {
     const Tensor drop = lt(random_uniform(rng.for_("caption"), {DType::f32, {b}}),
@@ -94,17 +88,17 @@ Tensor DenoiseTask::sample_losses(const Models& models, const Feed& feed, Rng rn
   conditioning.merge(family->extra_conditioning(x0.graph(), b, {{whole, {0, 0}, whole}, guidance}));
   if (images)
     for (const Field& field : family->image_conditioning()->fields(size)) conditioning[field.name] = all.at(field.name);
-  const Tensor noisy = process->add_noise(x0, draws.added, draws.t);
+  const Tensor noisy = process->add_noise(x0, random.added, random.t);
   const Models with_expert = [&](const std::string& component) {
     return models(component == family->spec().denoiser() ? model() : component);
   };
   const Tensor prediction =
-      family->predict(with_expert, noisy, process->model_timestep(draws.t), conditioning, {}).sample;
-  Tensor error = square(process->target(x0, draws.noise, draws.t) - prediction);
+      family->predict(with_expert, noisy, process->model_timestep(random.t), conditioning, {}).sample;
+  Tensor error = square(process->target(x0, random.noise, random.t) - prediction);
   if (masked) error = error * all.at("mask");
   Axes axes;
   for (int64_t i = 1; i < error.rank(); ++i) axes.push_back(i);
-  const Tensor per_sample = mean(error, axes), weight = process->weight(draws.t);
+  const Tensor per_sample = mean(error, axes), weight = process->weight(random.t);
   return weight ? per_sample * weight : per_sample;
 }
 
@@ -112,8 +106,8 @@ std::optional<TimedLosses> DenoiseTask::timed_losses(const HostArrays& samples) 
   if (noise->recorded()) return {};
   DenoiseTask plain = *this;
   plain.media = samples.contains("latents") ? latents_input() : moments_input();
-  plain.noise = given_times_input();
-  plain.masked = plain.sizes = plain.one_of_several = false;
+  plain.noise = given_timesteps_input();
+  plain.masked = plain.sizes = false;
   plain.caption_dropout = 0;
   plain.prior_loss_weight.reset();
   plain.process = process->unweighted();

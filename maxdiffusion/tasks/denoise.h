@@ -41,32 +41,31 @@ struct DenoiseTask : Task {
   std::shared_ptr<const NoiseProcess> process;
   std::shared_ptr<const MediaInput> media = moments_input();
   std::shared_ptr<const TextInput> text = embeddings_input();
-  std::shared_ptr<const NoiseInput> noise = drawn_noise_input();
+  std::shared_ptr<const NoiseInput> noise = random_noise_input();
   int64_t batch_size = 1;
   MediaSize size;  // of the media, pixels
   /// What the denoiser is conditioned on where batches hold no sizes. Absent: `size`.
   std::optional<MediaSize> conditioning_size;
   double caption_dropout = 0;
-  double guidance = 1;          // see FamilySpec::embedded_guidance
-  bool masked = false;          // every batch has masks
-  bool sizes = false;           // every batch has FamilySpec::size_conditioning
-  bool images = false;          // every batch has ImageConditioning::fields
-  std::string expert = {};      // of FamilySpec::denoisers, the one that is trained; empty: FamilySpec::denoiser
-  bool takes_turns = false;     // the run has tasks of other experts
-  bool one_of_several = false;  // the run has tasks of other sizes
+  double guidance = 1;      // see FamilySpec::embedded_guidance
+  bool masked = false;      // every batch has masks
+  bool sizes = false;       // every batch has FamilySpec::size_conditioning
+  bool images = false;      // every batch has ImageConditioning::fields
+  std::string expert = {};  // of FamilySpec::denoisers, the one that is trained; empty: FamilySpec::denoiser
+  std::string name = {};    // label(): what tells this task from the others of its run
   /// DreamBooth: the weight of the loss of a second batch, whose fields have the prefix class_. Absent: there is none.
   std::optional<double> prior_loss_weight;
 
   std::string model() const override { return expert.empty() ? family->spec().denoiser() : expert; }
-  std::string variant() const override;  // the expert, width x height in pixels
-  double share() const override { return process->probability(); }
-  /// Where the batch says times: those of the process. Throws invalid_config where it has some of them.
-  bool takes(const NamedShards& batch) const override;
+  std::string label() const override { return name; }
+  double sampling_weight() const override { return process->probability(); }
+  /// If the batch has timesteps: whether they are those of the process. Throws invalid_config if only some are.
+  bool accepts(const NamedShards& batch) const override;
   /// Fields of `media`, `text` and `noise`; mask f32 [B, h, w, 1]; the family's size fields; with caption_dropout those
   /// of `text` for the empty caption, without B and with the prefix empty_.
   std::vector<BatchField> batch() const override;
   Tensor loss(const Models& models, const Feed& feed, Rng rng) const override;
-  Tensor rows(Tensor replica, int64_t replicas) const override;
+  Tensor batch_rows(Tensor replica, int64_t replicas) const override;
   std::optional<TimedLosses> timed_losses(const HostArrays& samples) const override;
   /// The loss before the mean over the batch: [B] f32, or [2B] with a class.
   Tensor sample_losses(const Models& models, const Feed& feed, Rng rng) const;

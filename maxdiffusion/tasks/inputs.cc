@@ -17,7 +17,7 @@ Shape latent_shape(const InputSizes& s, int64_t channels_times = 1) {
   return batched(s.batch, {DType::f32, dims});
 }
 
-Tensor draw(Tensor mean, Tensor deviation, Rng rng) {
+Tensor sampled(Tensor mean, Tensor deviation, Rng rng) {
   return deviation ? mean + deviation * random_normal(rng.for_("posterior"), mean.shape()) : mean;
 }
 
@@ -30,7 +30,7 @@ class Pixels final : public MediaInput {
     const Posterior q = a.encode(models, pixels_to_float(feed.at("pixels")), nullptr);
     const LatentScale& scale = a.latent_scale;
     const Tensor mean = cast(q.mean, DType::f32), logvar = q.logvar ? cast(q.logvar, DType::f32) : Tensor();
-    return draw(scale.apply(mean), logvar ? scale.apply_to_deviation(exp(logvar * 0.5)) : Tensor(), rng);
+    return sampled(scale.apply(mean), logvar ? scale.apply_to_deviation(exp(logvar * 0.5)) : Tensor(), rng);
   }
 };
 
@@ -41,7 +41,7 @@ class Moments final : public MediaInput {
   }
   Tensor read(const Autoencoder&, const Models&, const Feed& feed, Rng rng) const override {
     const std::vector<Tensor> halves = split(feed.at("moments"), 2, -1);
-    return draw(halves[0], halves[1], rng);
+    return sampled(halves[0], halves[1], rng);
   }
 };
 
@@ -89,12 +89,12 @@ class Embeddings final : public TextInput {
   int64_t length_;
 };
 
-class Drawn final : public NoiseInput {
+class RandomNoise final : public NoiseInput {
  public:
-  Drawn(double offset, double perturbation) : offset_(offset), perturbation_(perturbation) {}
+  RandomNoise(double offset, double perturbation) : offset_(offset), perturbation_(perturbation) {}
   std::vector<BatchField> fields(const NoiseProcess&, const InputSizes&) const override { return {}; }
-  Draws read(const NoiseProcess& process, const Shape& latents, const Feed&, Rng rng) const override {
-    Draws d;
+  RandomInputs read(const NoiseProcess& process, const Shape& latents, const Feed&, Rng rng) const override {
+    RandomInputs d;
     d.noise = random_normal(rng.for_("noise"), latents);
     d.t = process.sample_timesteps(rng.for_("timestep"), latents.dims[0]);
     if (offset_ > 0) {
@@ -111,12 +111,12 @@ class Drawn final : public NoiseInput {
   double offset_, perturbation_;
 };
 
-class GivenTimes final : public NoiseInput {
+class GivenTimesteps final : public NoiseInput {
  public:
   std::vector<BatchField> fields(const NoiseProcess& process, const InputSizes& s) const override {
     return {{kTimesteps, {process.timestep_dtype(), {s.batch}}}};
   }
-  Draws read(const NoiseProcess&, const Shape& latents, const Feed& feed, Rng rng) const override {
+  RandomInputs read(const NoiseProcess&, const Shape& latents, const Feed& feed, Rng rng) const override {
     const Tensor noise = random_normal(rng.for_("noise"), latents);
     return {noise, feed.at(kTimesteps), noise};
   }
@@ -127,7 +127,7 @@ class Recorded final : public NoiseInput {
   std::vector<BatchField> fields(const NoiseProcess& process, const InputSizes& s) const override {
     return {{"noise", latent_shape(s)}, {kTimesteps, {process.timestep_dtype(), {s.batch}}}};
   }
-  Draws read(const NoiseProcess&, const Shape&, const Feed& feed, Rng) const override {
+  RandomInputs read(const NoiseProcess&, const Shape&, const Feed& feed, Rng) const override {
     return {feed.at("noise"), feed.at(kTimesteps), feed.at("noise")};
   }
   bool recorded() const override { return true; }
@@ -140,10 +140,10 @@ std::shared_ptr<const MediaInput> moments_input() { return std::make_shared<Mome
 std::shared_ptr<const MediaInput> latents_input() { return std::make_shared<Latents>(); }
 std::shared_ptr<const TextInput> tokens_input() { return std::make_shared<Tokens>(); }
 std::shared_ptr<const TextInput> embeddings_input(int64_t length) { return std::make_shared<Embeddings>(length); }
-std::shared_ptr<const NoiseInput> drawn_noise_input(double offset, double perturbation) {
-  return std::make_shared<Drawn>(offset, perturbation);
+std::shared_ptr<const NoiseInput> random_noise_input(double offset, double perturbation) {
+  return std::make_shared<RandomNoise>(offset, perturbation);
 }
-std::shared_ptr<const NoiseInput> given_times_input() { return std::make_shared<GivenTimes>(); }
+std::shared_ptr<const NoiseInput> given_timesteps_input() { return std::make_shared<GivenTimesteps>(); }
 std::shared_ptr<const NoiseInput> recorded_noise_input() { return std::make_shared<Recorded>(); }
 
 }  // namespace md

@@ -50,19 +50,19 @@ class NoiseInput {
  public:
   virtual ~NoiseInput() = default;
   virtual std::vector<BatchField> fields(const NoiseProcess& process, const InputSizes& sizes) const = 0;
-  struct Draws {
+  struct RandomInputs {
     Tensor noise, t;  // ε of the latents' shape, [B]
     Tensor added;     // what the latents get: ε, or ε perturbed, which the target does not know
   };
-  virtual Draws read(const NoiseProcess& process, const Shape& latents, const Feed& feed, Rng rng) const = 0;
+  virtual RandomInputs read(const NoiseProcess& process, const Shape& latents, const Feed& feed, Rng rng) const = 0;
   /// Whether the batch holds all random numbers, so that nothing is sampled in the step.
   virtual bool recorded() const { return false; }
 };
 /// Noise and timesteps sampled in the step. `offset`: deviation of one shift per sample and channel (Guttenberg 2023);
 /// `perturbation`: deviation of what is added to ε (Ning et al. 2023).
-std::shared_ptr<const NoiseInput> drawn_noise_input(double offset = 0, double perturbation = 0);
+std::shared_ptr<const NoiseInput> random_noise_input(double offset = 0, double perturbation = 0);
 /// timesteps [B] from the batch; the noise is sampled in the step.
-std::shared_ptr<const NoiseInput> given_times_input();
+std::shared_ptr<const NoiseInput> given_timesteps_input();
 /// noise and timesteps, of another program's run.
 std::shared_ptr<const NoiseInput> recorded_noise_input();
 

@@ -31,7 +31,9 @@ class Recorded final : public Dataset {
 
   Batch next() override {
     const int64_t step = at_.index / batch_;
-    check(step < steps_, Code::io, "replay_batches '{}' holds {} steps; step {} is asked for", path_, steps_, step);
+    check(step < steps_, Code::io,
+          "replay_batches '{}' holds {} steps; step {} is needed: set max_train_steps to at most their number", path_,
+          steps_, step);
     Batch b;
     for (const Wanted& w : wanted_) {
       const HostArray a = file_.tensors().at(fmt::format("step{}.{}", step, w.tensor)).cast(w.type);
@@ -83,7 +85,7 @@ Replay open_replay(const std::string& path, const Family& family, std::shared_pt
       const Shape &s = it->second.shape(), &first = file.tensors().at(fmt::format("step0.{}", w.tensor)).shape();
       check(s.rank() == w.rank && s.dims == first.dims && s.dims[0] == latents[0] &&
                 (w.field != "noise" || s.dims == latents),
-            Code::io, "replay_batches '{}': 'step{}.{}' is {}; latents of step 0 are [{}], its like of step 0 is {}",
+            Code::io, "replay_batches '{}': 'step{}.{}' is {}; latents of step 0 are [{}], expected {} as in step 0",
             path, i, w.tensor, to_string(s), fmt::join(latents, ","), to_string(first));
     }
   r.batch_size = latents[0];

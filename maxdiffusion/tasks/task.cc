@@ -7,7 +7,7 @@
 
 namespace md {
 
-Tensor Task::rows(Tensor replica, int64_t) const {
+Tensor Task::batch_rows(Tensor replica, int64_t) const {
   const std::vector<BatchField> fields = batch();
   const auto batched = std::ranges::find_if(fields, [](const BatchField& f) { return f.batched; });
   check(batched != fields.end(), Code::invalid_graph, "{}: no field of the batch has rows", model());

@@ -27,9 +27,9 @@ using Feed = std::map<std::string, Tensor>;
 
 /// Losses of a task on given samples at given timesteps, for evaluation.
 struct TimedLosses {
-  std::vector<BatchField> batch;       // with a field kTimesteps [B]
-  int64_t num_train_timesteps = 1000;  // timesteps are in [0, this)
-  std::function<bool(int64_t t)> has;  // whether the task trains this timestep
+  std::vector<BatchField> batch;          // with a field kTimesteps [B]
+  int64_t num_train_timesteps = 1000;     // timesteps are in [0, this)
+  std::function<bool(int64_t t)> trains;  // whether the task trains this timestep; empty: it trains all
   /// Losses [B] f32, neither weighted nor masked.
   std::function<Tensor(const Models& models, const Feed& feed, Rng rng)> losses;
 };
@@ -40,18 +40,18 @@ class Task {
   virtual ~Task() = default;
   /// The component that is trained ("unet", "vae"); its weights are in the folder of this name in a checkpoint.
   virtual std::string model() const = 0;
-  /// The task's name in logs where one loop has several: the size of its media. Empty: it is the only one.
-  virtual std::string variant() const { return ""; }
+  /// The task's name in logs if one loop has several: the expert, the size of its media. Empty: it is the only one.
+  virtual std::string label() const { return ""; }
   virtual std::vector<BatchField> batch() const = 0;
   /// Scalar f32. Parameters are asked of the scopes of `models`; `rng` is already that of the step.
   virtual Tensor loss(const Models& models, const Feed& feed, Rng rng) const = 0;
   /// Row numbers of the batch for random numbers (Rng::with_rows), s32 [B], where it is the part of replica `replica`
   /// (s32 scalar) of as many equal parts: as if the parts were one batch.
-  virtual Tensor rows(Tensor replica, int64_t replicas) const;
+  virtual Tensor batch_rows(Tensor replica, int64_t replicas) const;
   /// Where several tasks of a run accept the same batch, each step trains one, chosen at random with these weights.
-  virtual double share() const { return 1; }
+  virtual double sampling_weight() const { return 1; }
   /// Whether the task accepts a batch that has its shapes.
-  virtual bool takes(const NamedShards& /*batch*/) const { return true; }
+  virtual bool accepts(const NamedShards& /*batch*/) const { return true; }
   /// Losses on `samples`: fields with one sample in each row. Absent: the task has no losses by timestep.
   virtual std::optional<TimedLosses> timed_losses(const HostArrays& /*samples*/) const { return {}; }
 };

@@ -59,7 +59,7 @@ Evaluation::Evaluation(const Devices& devices, const std::vector<const Task*>& t
           at.begin()->first, at.rbegin()->first, timed->num_train_timesteps - 1);
     Part part;
     for (const auto& [t, there] : at)
-      if (!timed->has || timed->has(t))
+      if (!timed->trains || timed->trains(t))
         for (int64_t i : there) part.points.emplace_back(t, i), measured.insert(t);
     if (part.points.empty()) continue;
     compile_part(part, *task, *timed, step, compile_config);

@@ -41,7 +41,7 @@ StepPrograms::StepPrograms(const Devices& devices, const std::vector<const Task*
   if (of_replica.replicas > 1) processes().open_sums(devices.mesh().devices());
   for (const Task* t : tasks) {
     graphs_.push_back(trace_step(*t, devices.graph_options(&devices.rules()), of_replica));
-    titles_.push_back(title + (t->variant().empty() ? "" : " " + t->variant()));
+    titles_.push_back(title + (t->label().empty() ? "" : " " + t->label()));
     names_.push_back("train_" + t->model());
     for (const Param& p : graphs_.back().params.params())
       if (!params_.find(p.input)) params_.add(p);
@@ -81,7 +81,7 @@ void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
     if (auto plan = programs_[i].memory()) log_info("{}: {}", titles_[i], to_string(*plan));
   }
   for (size_t i = 0; i < count(); ++i)
-    if (const int64_t bytes = bytes_beside(i); bytes > 0)
+    if (const int64_t bytes = bytes_of_other_programs(i); bytes > 0)
       log_info("{}: beside it {:.2f} GiB on each device are of the other models of this run", titles_[i],
                static_cast<double>(bytes) / (1 << 30));
   std::set<std::string> logged;
@@ -91,28 +91,28 @@ void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
 
 size_t StepPrograms::choose(const NamedShards& batch, uint64_t seed, int64_t step) const {
   if (count() == 1) return 0;
-  std::vector<size_t> takers;
+  std::vector<size_t> candidates;
   double all = 0;
   for (size_t i = 0; i < count(); ++i) {
     const bool fits = std::ranges::all_of(graphs_[i].fields, [&](const BatchField& f) {
       const auto a = batch.find(f.name);
       return !f.batched || (a != batch.end() && a->second.shape == f.shape);
     });
-    if (!fits || !tasks_[i]->takes(batch)) continue;
-    takers.push_back(i);
-    all += tasks_[i]->share();
+    if (!fits || !tasks_[i]->accepts(batch)) continue;
+    candidates.push_back(i);
+    all += tasks_[i]->sampling_weight();
   }
   std::string shapes;
   for (const auto& [name, a] : batch) shapes += fmt::format(" {} {}", name, to_string(a.shape));
-  check(!takers.empty(), Code::internal, "no program of {} takes this batch:{}", count(), shapes);
-  if (takers.size() == 1) return takers[0];
+  check(!candidates.empty(), Code::internal, "no program of {} takes this batch:{}", count(), shapes);
+  if (candidates.size() == 1) return candidates[0];
   double left = HostRng(seed, "turn").uniform(static_cast<uint64_t>(step)) * all;
-  for (size_t i : takers)
-    if ((left -= tasks_[i]->share()) < 0) return i;
-  return takers.back();
+  for (size_t i : candidates)
+    if ((left -= tasks_[i]->sampling_weight()) < 0) return i;
+  return candidates.back();
 }
 
-int64_t StepPrograms::bytes_beside(size_t i) const {
+int64_t StepPrograms::bytes_of_other_programs(size_t i) const {
   std::set<std::string> seen;
   auto see = [&](const StepGraph& s) {
     int64_t bytes = 0;

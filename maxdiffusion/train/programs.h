@@ -31,14 +31,14 @@ class StepPrograms {
 
   size_t count() const { return graphs_.size(); }
   /// The number of the program for a batch. Where tasks train different models, the one that trains the batch's
-  /// timesteps, or one chosen from (seed, step) by the tasks' shares. Throws internal, with the batch's shapes, where
-  /// there is none.
+  /// timesteps, or one chosen from (seed, step) by Task::sampling_weight. Throws internal, with the batch's shapes,
+  /// where there is none.
   size_t choose(const NamedShards& batch, uint64_t seed, int64_t step) const;
   const Program& program(size_t i) const { return programs_[i]; }
   const StepGraph& step(size_t i) const { return graphs_[i]; }
   double device_flops(size_t i) const;
   /// Bytes on each device that inputs of other programs take (batches aside) and this one does not read.
-  int64_t bytes_beside(size_t i) const;
+  int64_t bytes_of_other_programs(size_t i) const;
 
  private:
   const Devices& devices_;

@@ -160,7 +160,7 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
     feed[f.name] = g.input(f.name, f.shape, f.batched ? axis::of_batch(f.shape.dims.size()) : LogicalAxes());
   }
   Rng rng = Rng(key).at(step);
-  if (o.replicas > 1) rng = rng.with_rows(task.rows(g.input("replica", {DType::s32, {}}), o.replicas));
+  if (o.replicas > 1) rng = rng.with_rows(task.batch_rows(g.input("replica", {DType::s32, {}}), o.replicas));
   Gradients gradients = accumulate(task, s, o, feed, rng);
   if (o.replicas > 1) average_over_replicas(gradients, o.replicas);
   check(o.scope.dropout == 0 || drops(g), Code::invalid_config,

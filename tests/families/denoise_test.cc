@@ -121,7 +121,7 @@ EchoLoss echo_loss(double offset, double perturbation, double dropout, std::opti
   DenoiseTask task = tiny();
   task.family = std::make_shared<Echo>();
   task.size = {3, 5};
-  task.noise = drawn_noise_input(offset, perturbation);
+  task.noise = random_noise_input(offset, perturbation);
   task.batch_size = kBatch;
   task.caption_dropout = dropout;
   task.prior_loss_weight = prior;
@@ -195,7 +195,7 @@ TEST(DenoisingLoss, IsThatOfDiffusersScriptsWithEachKey) {
   expect_equal(echo_loss(0.5, 0.3, 0, 2.0));
 }
 
-TEST(DenoiseTask, SizesAreAFieldOfTheBatchWhereTheyAreTold) {
+TEST(DenoiseTask, SizesAreAFieldOfTheBatch) {
   DenoiseTask t = tiny();
   const auto has = [&](const char* name) {
     for (const BatchField& f : t.batch())
@@ -206,9 +206,6 @@ TEST(DenoiseTask, SizesAreAFieldOfTheBatchWhereTheyAreTold) {
   t.sizes = t.masked = true;
   EXPECT_EQ(has("time_ids"), "f32[2,6]");
   EXPECT_EQ(has("mask"), "f32[2,4,6,1]");
-  EXPECT_EQ(t.variant(), "");
-  t.one_of_several = true;
-  EXPECT_EQ(t.variant(), "48x32");
 }
 
 }  // namespace

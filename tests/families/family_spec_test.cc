@@ -76,7 +76,7 @@ TEST(FamilySpec, OfEveryPipelineIsWhatItsFunctionsTakeAndReturn) {
     given.merge(extra);  // leaves what the spec says, and embedded guidance, which is no field
     for (const Field& f : spec.size_conditioning)
       EXPECT_EQ(to_string(given.at(f.name).shape()), to_string(batched(kBatch, f.shape))) << f.name;
-    if (const ImageConditioning* images = family->image_conditioning(); images && images->least > 0)
+    if (const ImageConditioning* images = family->image_conditioning(); images && images->min_images > 0)
       for (const Field& f : images->fields(size)) given[f.name] = g.input(f.name, batched(kBatch, f.shape));
 
     const Dims latent = family->latent_dims(size);

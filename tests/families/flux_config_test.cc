@@ -182,8 +182,7 @@ TEST(FluxFolder, OfModelsThatSeeMoreThanLatentsIsRefused) {
   transformer["in_channels"] = 128;
   files["transformer/config.json"] = transformer.dump();
   EXPECT_TRUE(contains(refusal([&] { make_family(ModelFolder::from_texts(files)); }),
-                       "the transformer takes tokens of 128 channels in patches of 1; the autoencoder's latents make "
-                       "tokens of 64"));
+                       "transformer: in_channels is 128 and patch_size 1; expected 64 and 1"));
 }
 
 /// The times of four steps for images of a size; the autoencoder halves them.

@@ -82,7 +82,7 @@ TEST_F(Folder, TokenizersOfNoClassOfOursAreThoseThatTheirOwnConfigNames) {
   EXPECT_EQ(open().tokenizer("tokenizer")->size(), 180);
   index["tokenizer"] = {"transformers", "WordPieces"};
   write("tokenizer/tokenizer_config.json", R"({"tokenizer_class": "WordPieces"})");
-  EXPECT_NE(refusal().find("the class 'WordPieces' of tokenizer is not one of: UNet2DConditionModel"),
+  EXPECT_NE(refusal().find("the class of tokenizer is 'WordPieces'; expected one of: UNet2DConditionModel"),
             std::string::npos);
   EXPECT_NE(refusal().find("CLIPTokenizer, CLIPTokenizerFast, T5Tokenizer, T5TokenizerFast"), std::string::npos);
 }
@@ -128,7 +128,8 @@ TEST_F(Folder, DamagedIndexesAreRefused) {
       {{{"vae", {"diffusers"}}}, "vae is [\"diffusers\"]; expected [library, class]"},
       {{{"vae", {"diffusers", nullptr}}}, "vae is [\"diffusers\",null]; expected [library, class]"},
       {{{"vae", {3, "AutoencoderKL"}}}, "vae is [3,\"AutoencoderKL\"]; expected [library, class]"},
-      {{{"vae", {"diffusers", "AutoencoderKI"}}}, "the class 'AutoencoderKI' of vae is not one of"},
+      {{{"vae", {"diffusers", "AutoencoderKI"}}},
+       "the class of vae is 'AutoencoderKI'; expected one of: AutoencoderKL, UNet2DConditionModel"},
       {{{"unet", {{"a", 1}}}}, "unet is {\"a\":1}; expected [library, class]"},
       {{{"../vae", {"diffusers", "AutoencoderKL"}}}, "'../vae' is not the name of a folder inside"},
       {{{"_diffusers_version", 3}}, "_diffusers_version is 3; expected a text"},

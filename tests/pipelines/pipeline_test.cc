@@ -280,7 +280,7 @@ TEST_F(LoadedPipeline, RefusesWhatTheModelCannotDoAndTakesTheNextRequest) {
   EXPECT_TRUE(contains(refused([](auto& r) {
                          r.images = {HostArray(Shape{DType::u8, {8, 8, 3}})};
                        }),
-                       "this model takes no images"));
+                       "image, image_url, last_image: given; expected none"));
   EXPECT_TRUE(contains(refused([](auto& r) {
                          r.control.image = HostArray(Shape{DType::u8, {8, 8, 3}});
                        }),

@@ -352,7 +352,8 @@ TEST_F(BothExperts, AreNotTrainedOnBatchesOfBothNorWithTheTextEncoder) {
   write_safetensors(t / "mixed_times.safetensors", mixed);
   Outcome o = run("mixed", "both", {"replay_batches=" + (t / "mixed_times.safetensors"), "max_train_steps=1"});
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "with two experts all times of a batch are those of one")) << o.err;
+  EXPECT_TRUE(contains(o.err, "1 of the 2 timesteps of a batch are those of transformer; expected all or none"))
+      << o.err;
   o = run("text", "both", {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "train_expert=both cannot be combined with train_text_encoder")) << o.err;

@@ -191,11 +191,11 @@ TEST_F(Video, TakesItsAutoencoderFromAFileWithOriginalNames) {
 // S2-55…57
 TEST_F(Video, OfSizesThatTheModelCannotTakeIsRefusedWithTheNearest) {
   for (const auto& [words, said] : std::vector<std::pair<std::vector<std::string>, std::string>>{
-           {{"num_frames=7"}, "num_frames is 7; this model needs one and a multiple of 4: the nearest is 9"},
+           {{"num_frames=7"}, "num_frames is 7; expected 1 plus a multiple of 4: the nearest is 9"},
            {{"num_frames=0"}, "num_frames is 0"},
            {{"height=40"}, "size 40x48 is not a multiple of 16, as this model needs; the nearest is 48x48"},
            {{"output_type=gif"}, "output_type is `gif`, expected one of: png, mp4, np, latent"},
-           {{"image=" + (t / "picture.png")}, "this model takes no images"},
+           {{"image=" + (t / "picture.png")}, "image, image_url, last_image: given; expected none"},
            {{"last_image=" + (t / "picture.png")}, "last_image is given without image"}}) {
     write_png(t / "picture.png", HostArray(Shape{DType::u8, {8, 8, 3}}));
     const Outcome o = generate(words);
@@ -207,11 +207,11 @@ TEST_F(Video, OfSizesThatTheModelCannotTakeIsRefusedWithTheNearest) {
 TEST_F(Video, NeedsTheImagesThatItsModelNeeds) {
   Outcome o = generate({}, "i2v");
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "this model makes videos of an image; none is given")) << o.err;
+  EXPECT_TRUE(contains(o.err, "image: empty; this model's videos begin with an image\n  try: image=FILE")) << o.err;
   write_png(t / "one.png", HostArray(Shape{DType::u8, {8, 8, 3}}));
   o = generate({"image_url=" + (t / "one.png")}, "flf2v");
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "a first and a last image; one is given")) << o.err;
+  EXPECT_TRUE(contains(o.err, "last_image: empty; this model's videos end with an image")) << o.err;
   o = generate({"image_url=" + (t / "one.png"), "last_image=" + (t / "one.png"), "num_inference_steps=1",
                 "max_sequence_length=512"},
                "flf2v");

@@ -326,7 +326,7 @@ TEST_P(ShardsInBuckets, AreThoseOfASharedFolderByteForByte) {
           4, [&](const CheckpointProcesses& of) { write_checkpoint(local, 9, part_of_content(of.process, 4, 1), of); }),
       kNoErrors);
   std::set<std::string> expected, found;
-  for (const std::string& name : names_below(local)) {
+  for (const std::string& name : files_under(local)) {
     expected.insert("a/checkpoints/" + name);
     EXPECT_EQ(server().object("runs", "a/checkpoints/" + name), read_file(local + "/" + name)) << name;
   }

@@ -154,7 +154,7 @@ TEST(ShardedState, EachProcessReadsWhatItsDevicesHold) {
     constexpr uint64_t kChunk = 64;
     const std::string list = dir + "/1/" + kChecksums;
     std::filesystem::remove(list);
-    write_file_atomic(list, to_json(checksums_of(dir + "/1", names_below(dir + "/1"), kChunk), kChunk));
+    write_file_atomic(list, to_json(checksums_of(dir + "/1", files_under(dir + "/1"), kChunk), kChunk));
     const Traced eight(run, fsdp(8), 8);
     uint64_t headers = 0, all = 0;
     for (const auto& f : std::filesystem::recursive_directory_iterator(dir + "/1"))

@@ -58,11 +58,11 @@ void AspectBucketOrder::seek(Position p) {
   at_ = p;
 }
 
-std::unique_ptr<Dataset> samples_in_aspect_buckets(std::vector<std::shared_ptr<const Samples>> buckets, int64_t batch,
-                                                   const StreamConfig& config) {
+std::unique_ptr<Dataset> examples_in_aspect_buckets(std::vector<std::shared_ptr<const Examples>> buckets, int64_t batch,
+                                                    const StreamConfig& config) {
   class InBuckets final : public Dataset {
    public:
-    InBuckets(std::vector<std::shared_ptr<const Samples>> buckets, const std::vector<int64_t>& counts, int64_t batch,
+    InBuckets(std::vector<std::shared_ptr<const Examples>> buckets, const std::vector<int64_t>& counts, int64_t batch,
               const StreamConfig& config)
         : buckets_(std::move(buckets)), order_(counts, batch, config) {}
     Batch next() override {
@@ -74,7 +74,7 @@ std::unique_ptr<Dataset> samples_in_aspect_buckets(std::vector<std::shared_ptr<c
     int64_t size() const override { return order_.size(); }
 
    private:
-    std::vector<std::shared_ptr<const Samples>> buckets_;
+    std::vector<std::shared_ptr<const Examples>> buckets_;
     AspectBucketOrder order_;
   };
   std::vector<int64_t> counts;
@@ -84,10 +84,10 @@ std::unique_ptr<Dataset> samples_in_aspect_buckets(std::vector<std::shared_ptr<c
 }
 
 std::unique_ptr<Dataset> in_aspect_buckets(std::vector<Batch> buckets, int64_t batch, const StreamConfig& config) {
-  std::vector<std::shared_ptr<const Samples>> all;
+  std::vector<std::shared_ptr<const Examples>> all;
   all.reserve(buckets.size());
-  for (Batch& b : buckets) all.push_back(samples_in_memory(std::move(b)));
-  return samples_in_aspect_buckets(std::move(all), batch, config);
+  for (Batch& b : buckets) all.push_back(examples_in_memory(std::move(b)));
+  return examples_in_aspect_buckets(std::move(all), batch, config);
 }
 
 void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<int64_t>& images, int64_t batch) {

@@ -25,7 +25,7 @@ class AspectBucketOrder {
 
   struct Taken {
     size_t bucket = 0;
-    std::vector<DrawnSample> samples;  // by number in the bucket
+    std::vector<ExampleRef> samples;  // by number in the bucket
   };
   Taken next();
   /// Counts the samples of all processes; every process has the same position.
@@ -48,9 +48,9 @@ class AspectBucketOrder {
 
 /// Samples of each bucket; `batch` and positions as above. All buckets have the same fields, of shapes that differ only
 /// in the sizes of images.
-std::unique_ptr<Dataset> samples_in_aspect_buckets(std::vector<std::shared_ptr<const Samples>> buckets, int64_t batch,
-                                                   const StreamConfig& config);
-/// The same of samples_in_memory.
+std::unique_ptr<Dataset> examples_in_aspect_buckets(std::vector<std::shared_ptr<const Examples>> buckets, int64_t batch,
+                                                    const StreamConfig& config);
+/// The same of examples_in_memory.
 std::unique_ptr<Dataset> in_aspect_buckets(std::vector<Batch> buckets, int64_t batch, const StreamConfig& config);
 
 /// Logs a line per bucket, and a warning for one whose samples do not fill a batch. `batch`: samples of all processes.

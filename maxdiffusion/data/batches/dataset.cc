@@ -15,7 +15,7 @@
 namespace md {
 namespace {
 
-class InMemory final : public Samples {
+class InMemory final : public Examples {
  public:
   explicit InMemory(HostArrays arrays) : arrays_(std::move(arrays)) {
     check(!arrays_.empty(), Code::internal, "in_memory: no arrays");
@@ -27,7 +27,7 @@ class InMemory final : public Samples {
     }
   }
   int64_t size() const override { return arrays_.begin()->second.dims()[0]; }
-  HostArrays read(const DrawnSample& which) const override {
+  HostArrays read(const ExampleRef& which) const override {
     HostArrays out;
     for (const auto& [name, a] : arrays_) out.emplace(name, row_of(a, which.index));
     return out;
@@ -37,10 +37,10 @@ class InMemory final : public Samples {
   HostArrays arrays_;
 };
 
-class SampleBatches final : public Dataset {
+class ExampleBatches final : public Dataset {
  public:
-  SampleBatches(std::shared_ptr<const Samples> samples, int64_t batch, uint64_t seed, bool shuffle,
-                const BatchShare& share)
+  ExampleBatches(std::shared_ptr<const Examples> samples, int64_t batch, uint64_t seed, bool shuffle,
+                 const BatchShare& share)
       : samples_(std::move(samples)), batch_(batch), size_(samples_->size()), seed_(seed), shuffle_(shuffle) {
     check(batch > 0, Code::invalid_config, "batch size: {}; expected > 0", batch);
     check(size_ > 0, Code::internal, "batches of no samples");
@@ -48,7 +48,7 @@ class SampleBatches final : public Dataset {
   }
 
   Batch next() override {
-    std::vector<DrawnSample> rows;
+    std::vector<ExampleRef> rows;
     for (int64_t row = 0; row < batch_; ++row) {
       if (at_.epoch != ordered_epoch_) {
         order_ = order_of(size_, seed_, at_.epoch, shuffle_);
@@ -70,7 +70,7 @@ class SampleBatches final : public Dataset {
   int64_t size() const override { return size_; }
 
  private:
-  std::shared_ptr<const Samples> samples_;
+  std::shared_ptr<const Examples> samples_;
   int64_t batch_, size_;
   std::vector<int64_t> mine_;  // rows of a batch
   uint64_t seed_;
@@ -97,7 +97,7 @@ class Prefetch : public Dataset {
     if (ready_.empty()) std::rethrow_exception(error_);
     Ready r = std::move(ready_.front());
     ready_.pop_front();
-    at_ = r.behind;
+    at_ = r.after;
     lock.unlock();
     changed_.notify_all();
     return std::move(r.batch);
@@ -124,7 +124,7 @@ class Prefetch : public Dataset {
  private:
   struct Ready {
     Batch batch;
-    Position behind;  // of the source after this batch
+    Position after;  // of the source after this batch
   };
 
   void start() {
@@ -181,11 +181,11 @@ std::unique_ptr<Dataset> prefetch(std::unique_ptr<Dataset> source, int depth) {
   return std::make_unique<Prefetch>(std::move(source), depth);
 }
 
-std::shared_ptr<const Samples> samples_in_memory(HostArrays arrays) {
+std::shared_ptr<const Examples> examples_in_memory(HostArrays arrays) {
   return std::make_shared<InMemory>(std::move(arrays));
 }
 
-Batch batch_of(const Samples& samples, const std::vector<DrawnSample>& which) {
+Batch batch_of(const Examples& samples, const std::vector<ExampleRef>& which) {
   Batch out;
   const auto n = static_cast<int64_t>(which.size());
   for (int64_t i = 0; i < n; ++i) {
@@ -205,14 +205,14 @@ Batch batch_of(const Samples& samples, const std::vector<DrawnSample>& which) {
   return out;
 }
 
-std::unique_ptr<Dataset> sample_batches(std::shared_ptr<const Samples> samples, int64_t batch, uint64_t seed,
-                                        bool shuffle, const BatchShare& share) {
-  return std::make_unique<SampleBatches>(std::move(samples), batch, seed, shuffle, share);
+std::unique_ptr<Dataset> example_batches(std::shared_ptr<const Examples> samples, int64_t batch, uint64_t seed,
+                                         bool shuffle, const BatchShare& share) {
+  return std::make_unique<ExampleBatches>(std::move(samples), batch, seed, shuffle, share);
 }
 
 std::unique_ptr<Dataset> in_memory(HostArrays arrays, int64_t batch, uint64_t seed, bool shuffle,
                                    const BatchShare& share) {
-  return sample_batches(samples_in_memory(std::move(arrays)), batch, seed, shuffle, share);
+  return example_batches(examples_in_memory(std::move(arrays)), batch, seed, shuffle, share);
 }
 
 std::unique_ptr<Dataset> mapped(std::unique_ptr<Dataset> source, std::function<Batch(Batch)> change) {

@@ -40,30 +40,30 @@ std::unique_ptr<Dataset> prefetch(std::unique_ptr<Dataset> source, int depth);
 std::unique_ptr<Dataset> mapped(std::unique_ptr<Dataset> source, std::function<Batch(Batch)> change);
 
 /// A sample of a batch: its number, and its random bits in this epoch.
-struct DrawnSample {
+struct ExampleRef {
   int64_t index;
   uint64_t bits;
 };
 /// Training samples by number. Thread safe.
-class Samples {
+class Examples {
  public:
-  virtual ~Samples() = default;
+  virtual ~Examples() = default;
   virtual int64_t size() const = 0;
   /// The fields of one, without the batch's axis; they may borrow a memory-mapped file. All samples have the same
   /// fields.
-  virtual HostArrays read(const DrawnSample& which) const = 0;
+  virtual HostArrays read(const ExampleRef& which) const = 0;
 };
 /// The rows of arrays in memory. All arrays have the same axis-0 size.
-std::shared_ptr<const Samples> samples_in_memory(HostArrays arrays);
+std::shared_ptr<const Examples> examples_in_memory(HostArrays arrays);
 /// Their fields, with axis 0 for the samples.
-Batch batch_of(const Samples& samples, const std::vector<DrawnSample>& which);
+Batch batch_of(const Examples& samples, const std::vector<ExampleRef>& which);
 
 /// Batches shuffled by (seed, epoch). Every sample comes once per epoch; a batch that an epoch cannot fill
 /// is filled from the next one (or several, where the batch is larger than an epoch), so every batch is full. `batch`:
 /// rows of all processes. Every process has all samples and the same position.
-std::unique_ptr<Dataset> sample_batches(std::shared_ptr<const Samples> samples, int64_t batch, uint64_t seed,
-                                        bool shuffle = true, const BatchShare& share = {});
-/// The same of samples_in_memory.
+std::unique_ptr<Dataset> example_batches(std::shared_ptr<const Examples> samples, int64_t batch, uint64_t seed,
+                                         bool shuffle = true, const BatchShare& share = {});
+/// The same of examples_in_memory.
 std::unique_ptr<Dataset> in_memory(HostArrays arrays, int64_t batch, uint64_t seed, bool shuffle = true,
                                    const BatchShare& share = {});
 

@@ -25,12 +25,12 @@ Batch batch_of(std::vector<ImageRow>& rows, const EncodeCaptions& captions) {
 }
 
 /// `bucket`: the size that the header promised, if it was asked.
-ImageRow image_row(const PendingRecord& read, uint64_t draw, const ImageConfig& config,
+ImageRow image_row(const PendingRecord& read, uint64_t bits, const ImageConfig& config,
                    const ImageSize* bucket = nullptr) {
   Record r = read();
   ImageRow row{.caption = r.caption, .name = r.name};
   try {
-    PreparedImage made = prepare_image(r, config, draw_placement(config, draw));
+    PreparedImage made = prepare_image(r, config, random_placement(config, bits));
     check(!bucket || made.fit.size == *bucket, Code::io,
           "{}: its header promised a size for the bucket {}, it is of {}", r.name, bucket ? to_string(*bucket) : "",
           to_string(made.fit.size));
@@ -84,31 +84,31 @@ class InBuckets : public Dataset {
  public:
   InBuckets(ImagesInBuckets images, const std::vector<int64_t>& counts, const ImageConfig& config,
             const BatchConfig& batches, EncodeCaptions captions)
-      : pictures_(std::move(images)),
+      : images_(std::move(images)),
         config_(config),
         batches_(batches),
         captions_(std::move(captions)),
         order_(counts, batches.batch, batches.stream) {}
   Batch next() override {
     const AspectBucketOrder::Taken taken = order_.next();
-    const std::vector<int64_t>& records = pictures_.records[taken.bucket];
+    const std::vector<int64_t>& records = images_.records[taken.bucket];
     std::vector<ImageRow> rows(taken.samples.size());
     std::mutex mutex;
     parallel_for(
         static_cast<int64_t>(rows.size()),
         [&](int64_t i, int) {
-          const DrawnSample& s = taken.samples[static_cast<size_t>(i)];
+          const ExampleRef& s = taken.samples[static_cast<size_t>(i)];
           ImageRow& row = rows[static_cast<size_t>(i)];
           for (size_t later = 0; later < records.size(); ++later) {
             const int64_t record = records[(static_cast<size_t>(s.index) + later) % records.size()];
-            row = image_row([&] { return pictures_.source->read(record); }, s.bits, config_,
-                            &pictures_.sizes[taken.bucket]);
+            row =
+                image_row([&] { return images_.source->read(record); }, s.bits, config_, &images_.sizes[taken.bucket]);
             if (row.fault.empty()) return;
             const std::lock_guard lock(mutex);
             if (named_.insert(row.fault).second) log_warning("skipped {} ({} so far)", row.fault, named_.size());
           }
-          fail(Code::io, "{}: no picture of bucket {} decodes; the last: {}", pictures_.source->name(),
-               to_string(pictures_.sizes[taken.bucket]), row.fault);
+          fail(Code::io, "{}: no picture of bucket {} decodes; the last: {}", images_.source->name(),
+               to_string(images_.sizes[taken.bucket]), row.fault);
         },
         batches_.workers);
     return batch_of(rows, captions_);
@@ -118,7 +118,7 @@ class InBuckets : public Dataset {
   int64_t size() const override { return order_.size(); }
 
  private:
-  ImagesInBuckets pictures_;
+  ImagesInBuckets images_;
   ImageConfig config_;
   BatchConfig batches_;
   EncodeCaptions captions_;
@@ -128,7 +128,7 @@ class InBuckets : public Dataset {
 
 class SourceBatches : public Dataset {
  public:
-  using MakeRow = std::function<ImageRow(const PendingRecord& read, uint64_t draw)>;
+  using MakeRow = std::function<ImageRow(const PendingRecord& read, uint64_t bits)>;
   SourceBatches(std::shared_ptr<const RecordSource> source, const BatchConfig& config, MakeRow make,
                 EncodeCaptions captions)
       : stream_(std::move(source), config.stream),
@@ -142,14 +142,14 @@ class SourceBatches : public Dataset {
     const size_t mine = share.rows(config_.batch).size();
     std::vector<ImageRow> rows;
     while (rows.size() < mine) {
-      const std::vector<RecordStream::Next> taken =
+      const std::vector<RecordStream::Item> taken =
           stream_.next(config_.batch - static_cast<int64_t>(rows.size()) * share.processes);
       std::vector<ImageRow> made(taken.size());
       parallel_for(
           static_cast<int64_t>(taken.size()),
           [&](int64_t i, int) {
             made[static_cast<size_t>(i)] =
-                make_(taken[static_cast<size_t>(i)].read, taken[static_cast<size_t>(i)].draw);
+                make_(taken[static_cast<size_t>(i)].read, taken[static_cast<size_t>(i)].bits);
           },
           config_.workers);
       for (size_t i = 0; i < made.size(); ++i) {
@@ -159,7 +159,7 @@ class SourceBatches : public Dataset {
           rows.push_back(std::move(made[i]));
           continue;
         }
-        tell(made[i].fault);
+        warn(made[i].fault);
         if (taken[i].epoch >= last_good_epoch_ + 2) refuse(made[i].fault);
       }
     }
@@ -173,19 +173,19 @@ class SourceBatches : public Dataset {
   int64_t size() const override { return stream_.source().size(); }
 
  private:
-  void tell(const std::string& fault) {
+  void warn(const std::string& fault) {
     if (named_.insert(fault).second) log_warning("skipped {} ({} so far)", fault, named_.size());
   }
   [[noreturn]] void refuse(const std::string& fault) const {
     fail(Code::io, "{}: no picture of a whole epoch decodes; the last: {}", stream_.source().name(), fault);
   }
   /// A row whose record has a fault is made of the next one that has none. Takes nothing from the stream.
-  void replace_bad(ImageRow& row, const RecordStream::Next& record) {
+  void replace_bad(ImageRow& row, const RecordStream::Item& record) {
     for (int64_t later = 1; !row.fault.empty(); ++later) {
-      tell(row.fault);
+      warn(row.fault);
       if (later == stream_.source().size()) refuse(row.fault);
-      const RecordStream::Next other = stream_.behind(record, later);
-      row = make_(other.read, other.draw);
+      const RecordStream::Item other = stream_.following(record, later);
+      row = make_(other.read, other.bits);
     }
   }
 
@@ -202,8 +202,8 @@ class SourceBatches : public Dataset {
 std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> source, const ImageConfig& config,
                                        const BatchConfig& batches, EncodeCaptions captions) {
   check_image_config(config);
-  const auto make = [images = on_all_cores(config, batches)](const PendingRecord& read, uint64_t draw) {
-    return image_row(read, draw, images);
+  const auto make = [images = on_all_cores(config, batches)](const PendingRecord& read, uint64_t bits) {
+    return image_row(read, bits, images);
   };
   return std::make_unique<SourceBatches>(std::move(source), batches, make, std::move(captions));
 }
@@ -220,7 +220,8 @@ ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> sou
   ReadingProgress progress(source->size());
   const auto sort = [&] {
     if (!config.buckets || (unread && config.buckets->sizes().size() == 1)) {
-      std::vector<int64_t>& all = buckets[config.buckets ? config.buckets->sizes()[0] : fit_of({1, 1}, config).size];
+      std::vector<int64_t>& all =
+          buckets[config.buckets ? config.buckets->sizes()[0] : resize_and_crop({1, 1}, config).size];
       for (; !pending.empty(); pending.pop_back()) all.push_back(number++);
       return;
     }
@@ -230,7 +231,7 @@ ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> sou
       const auto k = static_cast<size_t>(i);
       const Record r = pending[k]();
       try {
-        sizes[k] = fit_of_record(r, decode_record(r, config, true).size, config, {}).size;
+        sizes[k] = resize_and_crop_of_record(r, decode_record(r, config, true).size, config, {}).size;
       } catch (const Error& e) {
         if (e.code() != Code::io) throw;
         reasons[k] = e.message();

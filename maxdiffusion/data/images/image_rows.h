@@ -20,11 +20,12 @@ void check_image_config(const ImageConfig& config);
 /// only the size is given, with all frames that it has at the requested rate.
 DecodedImage decode_record(const Record& record, const ImageConfig& config, bool only_size = false);
 
-/// fit_of, naming the record in its error.
-Fit fit_of_record(const Record& record, ImageSize size, const ImageConfig& config, const Placement& placement);
+/// resize_and_crop, naming the record in its error.
+Fit resize_and_crop_of_record(const Record& record, ImageSize size, const ImageConfig& config,
+                              const Placement& placement);
 
 /// Where the cut of the mirrored image starts.
-int64_t left_of_mirrored(const Fit& fit);
+int64_t mirrored_left(const Fit& fit);
 
 /// By width, height and frames, as AspectBuckets orders its sizes.
 struct SizeOrder {

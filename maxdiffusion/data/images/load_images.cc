@@ -14,7 +14,7 @@ namespace {
 /// Those of the same picture mirrored after the cut.
 HostArray mirrored_ids(const PreparedImage& r) {
   HostArray a = HostArray::of<float>({DType::f32, {6}}, r.arrays.at("time_ids").view<float>());
-  a.mutable_view<float>()[3] = static_cast<float>(left_of_mirrored(r.fit));
+  a.mutable_view<float>()[3] = static_cast<float>(mirrored_left(r.fit));
   return a;
 }
 

@@ -69,7 +69,7 @@ HostArray mask_of(const Record& r, const DecodedImage& picture, const ImageConfi
 }
 
 HostArray time_ids(ImageSize original, const Fit& f, bool flip) {
-  const int64_t left = flip ? left_of_mirrored(f) : f.left;
+  const int64_t left = flip ? mirrored_left(f) : f.left;
   HostArray a(Shape{DType::f32, {6}});
   auto v = a.mutable_view<float>();
   size_t i = 0;
@@ -95,7 +95,7 @@ PreparedImage prepare_clip(const Record& record, const ImageConfig& config, cons
   const ClipConfig& clip = *config.clip;
   const auto video = open_clip(record, clip);
   const ImageSize stored = size_of_clip(*video, clip);
-  PreparedImage r{.arrays = {}, .fit = fit_of_record(record, stored, config, placement)};
+  PreparedImage r{.arrays = {}, .fit = resize_and_crop_of_record(record, stored, config, placement)};
   const ImageSize& size = r.fit.size;
   const int64_t over = stored.frames - size.frames;
   check(over >= 0, Code::io, "{}: it has {} of {} frames at {} per second", record.name, stored.frames, size.frames,
@@ -120,9 +120,9 @@ PreparedImage prepare_clip(const Record& record, const ImageConfig& config, cons
 
 }  // namespace
 
-int64_t left_of_mirrored(const Fit& f) { return f.resized.width - f.size.width - f.left; }
+int64_t mirrored_left(const Fit& f) { return f.resized.width - f.size.width - f.left; }
 
-Fit fit_of(ImageSize image, const ImageConfig& config, const Placement& placement) {
+Fit resize_and_crop(ImageSize image, const ImageConfig& config, const Placement& placement) {
   const int64_t h = image.height, w = image.width, r = config.resolution;
   const int64_t frames = config.clip ? config.clip->frames : 1;
   Fit f{.resized = {r, r, frames}, .size = {r, r, frames}};
@@ -145,7 +145,7 @@ Fit fit_of(ImageSize image, const ImageConfig& config, const Placement& placemen
 }
 
 HostArray fit_image(const HostArray& rgb, const ImageConfig& config, const Placement& placement) {
-  return fitted(rgb, fit_of({rgb.dims()[0], rgb.dims()[1]}, config, placement), placement.flip);
+  return fitted(rgb, resize_and_crop({rgb.dims()[0], rgb.dims()[1]}, config, placement), placement.flip);
 }
 
 void check_image_config(const ImageConfig& c) {
@@ -166,9 +166,9 @@ DecodedImage decode_record(const Record& r, const ImageConfig& c, bool only_size
       {.side = only_size ? 0 : longest_side(c), .alpha = c.mask == MaskFrom::alpha, .only_size = only_size});
 }
 
-Fit fit_of_record(const Record& r, ImageSize size, const ImageConfig& config, const Placement& placement) {
+Fit resize_and_crop_of_record(const Record& r, ImageSize size, const ImageConfig& config, const Placement& placement) {
   try {
-    return fit_of(size, config, placement);
+    return resize_and_crop(size, config, placement);
   } catch (const Error& e) {
     fail(e.code(), "{}: {}", r.name, e.message());
   }
@@ -177,14 +177,14 @@ Fit fit_of_record(const Record& r, ImageSize size, const ImageConfig& config, co
 PreparedImage prepare_image(const Record& record, const ImageConfig& config, const Placement& placement) {
   if (config.clip) return prepare_clip(record, config, placement);
   const DecodedImage picture = decode_record(record, config);
-  PreparedImage r{.arrays = {}, .fit = fit_of_record(record, picture.size, config, placement)};
+  PreparedImage r{.arrays = {}, .fit = resize_and_crop_of_record(record, picture.size, config, placement)};
   r.arrays["pixels"] = fitted(picture.rgb, r.fit, placement.flip);
   if (config.mask != MaskFrom::none) r.arrays["mask"] = mask_of(record, picture, config, r.fit, placement.flip);
   if (config.sizes) r.arrays["time_ids"] = time_ids(picture.size, r.fit, placement.flip);
   return r;
 }
 
-Placement draw_placement(const ImageConfig& config, uint64_t bits) {
+Placement random_placement(const ImageConfig& config, uint64_t bits) {
   const auto uniform = [&] { return static_cast<double>((bits = mix(bits)) >> 11) * 0x1p-53; };
   Placement p;
   const bool flip = uniform() < 0.5;

@@ -51,11 +51,11 @@ struct Fit {
   ImageSize resized, size;
   int64_t top = 0, left = 0;
 };
-Fit fit_of(ImageSize image, const ImageConfig& config, const Placement& placement = {});
+Fit resize_and_crop(ImageSize image, const ImageConfig& config, const Placement& placement = {});
 /// u8 [H, W, 3]: bilinear resize with antialiasing, byte for byte Pillow's; cut out, mirrored.
 HostArray fit_image(const HostArray& rgb, const ImageConfig& config, const Placement& placement = {});
 /// The placement from the random bits of a record, for what the config sets to random.
-Placement draw_placement(const ImageConfig& config, uint64_t bits);
+Placement random_placement(const ImageConfig& config, uint64_t bits);
 
 /// The arrays of one image:
 ///   pixels    u8 [H, W, 3]; of a clip u8 [F, H, W, 3]

@@ -156,7 +156,7 @@ class File {
 class ArrayRecords : public RecordSource {
  public:
   ArrayRecords(const Files& files, const DataSourceConfig& config)
-      : RecordSource(place_of(files), fingerprint_of(files) + columns_key(config)),
+      : RecordSource(files_summary(files), fingerprint_of(files) + columns_key(config)),
         config_(config),
         files_(files.size()) {
     parallel_for(static_cast<int64_t>(files.size()), [&](int64_t i, int) {
@@ -164,7 +164,7 @@ class ArrayRecords : public RecordSource {
     });
     for (size_t i = 0; i < files_.size(); ++i) {
       const auto& f = files_[i];
-      check_claim(f->size, files[i], "records");
+      check_declared_count(f->size, files[i], "records");
       first_.push_back(size_);
       size_ += f->size;
     }

@@ -98,7 +98,7 @@ Record record_of_example(std::string_view bytes, const DataSourceConfig& config,
   std::vector<std::string> columns;
   for (const auto& [key, value] : features) columns.push_back(key);
   std::ranges::sort(columns);
-  const WantedColumns w = wanted_columns(config, columns, name);
+  const SelectedColumns w = selected_columns(config, columns, name);
   Record r{.name = name};
   if (!config.array_columns.empty()) {
     for (size_t i = 0; i < w.names.size(); ++i)

@@ -34,17 +34,17 @@ SourcePtr table_source(const Files& files, const DataSourceConfig& config);
 bool has_ending(const FoundFile& file, std::string_view endings);
 
 /// For messages: the first file, and how many more there are.
-std::string place_of(const Files& files);
+std::string files_summary(const Files& files);
 /// "a, b, c".
 std::string joined(const std::vector<std::string>& names);
 /// The columns that a config names, as found among `columns`.
-struct WantedColumns {
+struct SelectedColumns {
   std::vector<std::string> names;  // as they are stored
   std::vector<std::string> keys;   // their names in Record::arrays; "" for image and caption
 };
 /// Picture and caption, or the arrays. Throws io naming `where` and listing the columns when one is missing.
-WantedColumns wanted_columns(const DataSourceConfig& config, const std::vector<std::string>& columns,
-                             const std::string& where);
+SelectedColumns selected_columns(const DataSourceConfig& config, const std::vector<std::string>& columns,
+                                 const std::string& where);
 /// A record from the bytes of a tf.Example: the image's and caption's features, or the arrays', each a serialized
 /// TensorProto or a list of numbers. Throws io.
 Record record_of_example(std::string_view bytes, const DataSourceConfig& config, const std::string& name);
@@ -58,6 +58,6 @@ bool holds_clips(const Files& files);
 std::string trimmed(const std::string& s);
 
 /// Throws io where a file claims to hold more than its size allows, before memory of that size is allocated.
-void check_claim(int64_t count, const FoundFile& file, const char* what);
+void check_declared_count(int64_t count, const FoundFile& file, const char* what);
 
 }  // namespace md

@@ -71,7 +71,7 @@ std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) 
   check(config.conditioning_data_dir.empty() || source->masks(), Code::invalid_config,
         "{}: conditioning_data_dir ('{}') needs data that is an image folder; for other kinds try alpha_mask=true",
         source->name(), shown(config.conditioning_data_dir));
-  return first_of(std::move(source), config.max_train_samples);
+  return first_records(std::move(source), config.max_train_samples);
 }
 
 bool has_ending(const FoundFile& file, std::string_view endings) {
@@ -84,12 +84,12 @@ bool has_ending(const FoundFile& file, std::string_view endings) {
   return false;
 }
 
-void check_claim(int64_t count, const FoundFile& file, const char* what) {
+void check_declared_count(int64_t count, const FoundFile& file, const char* what) {
   check(count >= 0 && count <= 64 * file.size, Code::io, "{}: damaged: it says it holds {} {} in {} bytes",
         shown(file.location), count, what, file.size);
 }
 
-std::string place_of(const Files& files) {
+std::string files_summary(const Files& files) {
   return shown(files[0].location) + (files.size() == 1 ? "" : fmt::format(" and {} more files", files.size() - 1));
 }
 
@@ -109,10 +109,10 @@ std::string columns_key(const DataSourceConfig& c) {
                                  : " arrays " + joined(c.array_columns);
 }
 
-WantedColumns wanted_columns(const DataSourceConfig& config, const std::vector<std::string>& columns,
-                             const std::string& where) {
+SelectedColumns selected_columns(const DataSourceConfig& config, const std::vector<std::string>& columns,
+                                 const std::string& where) {
   const auto has = [&](const std::string& c) { return std::ranges::find(columns, c) != columns.end(); };
-  WantedColumns w;
+  SelectedColumns w;
   const auto want = [&](const std::string& alternatives, bool array) {
     std::string first;
     for (size_t start = 0; start <= alternatives.size();) {

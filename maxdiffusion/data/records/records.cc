@@ -80,20 +80,20 @@ RecordStream::RecordStream(std::shared_ptr<const RecordSource> source, const Str
   }
 }
 
-std::vector<RecordStream::Next> RecordStream::next(int64_t batch) {
-  std::vector<Next> out;
+std::vector<RecordStream::Item> RecordStream::next(int64_t batch) {
+  std::vector<Item> out;
   if (source_->shards() > 0) {
     for (size_t n = config_.share.rows(batch).size(); n > 0; --n) out.push_back(next_in_shards());
     return out;
   }
-  for (int64_t row : config_.share.rows(batch)) out.push_back(at_place(at_.epoch, at_.index + row));
+  for (int64_t row : config_.share.rows(batch)) out.push_back(item_at(at_.epoch, at_.index + row));
   const int64_t size = source_->size();
   at_ = {.epoch = at_.epoch + (at_.index + batch) / size, .index = (at_.index + batch) % size};
   return out;
 }
 
 // The common order continues from epoch to epoch; `index` may be beyond the end of its epoch.
-RecordStream::Next RecordStream::at_place(int64_t epoch, int64_t index) {
+RecordStream::Item RecordStream::item_at(int64_t epoch, int64_t index) {
   const int64_t size = source_->size();
   epoch += index / size, index %= size;
   if (epoch != ordered_epoch_) {
@@ -104,11 +104,11 @@ RecordStream::Next RecordStream::at_place(int64_t epoch, int64_t index) {
           [source = source_, i = order_[static_cast<size_t>(index)]] { return source->read(i); }, index};
 }
 
-RecordStream::Next RecordStream::behind(const Next& record, int64_t later) {
-  return at_place(record.epoch, record.index + later);
+RecordStream::Item RecordStream::following(const Item& record, int64_t later) {
+  return item_at(record.epoch, record.index + later);
 }
 
-RecordStream::Next RecordStream::next_in_shards() {
+RecordStream::Item RecordStream::next_in_shards() {
   for (int empty = 0; window_.empty() || at_.taken == static_cast<int64_t>(window_.size());) {
     if (fill_window()) break;
     check(++empty<2, Code::io, "{}: there are no records{}", source_->name(), config_.share.processes> 1
@@ -118,7 +118,7 @@ RecordStream::Next RecordStream::next_in_shards() {
     reader_.reset();
     window_.clear();
   }
-  Next n{at_.epoch,
+  Item n{at_.epoch,
          bits_of_sample(config_.seed, at_.epoch, at_.index * config_.share.processes + config_.share.process),
          std::move(window_[static_cast<size_t>(at_.taken)]), 0};
   ++at_.index, ++at_.taken;
@@ -198,7 +198,7 @@ void RecordStream::seek(Position p) {
   }
 }
 
-std::shared_ptr<const RecordSource> first_of(std::shared_ptr<const RecordSource> source, int64_t records) {
+std::shared_ptr<const RecordSource> first_records(std::shared_ptr<const RecordSource> source, int64_t records) {
   if (records < 0 || (source->size() >= 0 && source->size() <= records)) return source;
   check(records > 0, Code::invalid_config, "max_train_samples: 0 leaves no record of {}", source->name());
   if (source->shards() == 0) return std::make_shared<FirstByNumber>(source, records);

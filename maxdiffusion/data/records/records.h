@@ -87,19 +87,19 @@ class RecordStream {
  public:
   RecordStream(std::shared_ptr<const RecordSource> source, const StreamConfig& config);
 
-  struct Next {
+  struct Item {
     int64_t epoch;
-    uint64_t draw;  // random bits of this record in this epoch
+    uint64_t bits;  // random bits of this record in this epoch
     PendingRecord read;
     int64_t index;  // by number: its place in the common order of the epoch
   };
   /// This process's part of the next `batch` records of all processes. Throws io, also where the source has no records
   /// for this process.
-  std::vector<Next> next(int64_t batch);
+  std::vector<Item> next(int64_t batch);
   /// One record for each process.
-  Next next() { return std::move(next(config_.share.processes).front()); }
+  Item next() { return std::move(next(config_.share.processes).front()); }
   /// By number: the record `later` places after one in the common order. The position does not change.
-  Next behind(const Next& record, int64_t later);
+  Item following(const Item& record, int64_t later);
   /// Where records are read by number, it counts the records of all processes: it is the same in every process, and
   /// stays valid with another number of processes. Otherwise it is this process's own.
   Position position() const { return at_; }
@@ -109,8 +109,8 @@ class RecordStream {
   const BatchShare& share() const { return config_.share; }
 
  private:
-  Next next_in_shards();
-  Next at_place(int64_t epoch, int64_t index);
+  Item next_in_shards();
+  Item item_at(int64_t epoch, int64_t index);
   bool fill_window();
   void open_next_shard(int64_t offset);
   std::vector<int64_t> shard_order() const;
@@ -130,6 +130,6 @@ class RecordStream {
 };
 
 /// The first `records` of a source, in the order that they are stored.
-std::shared_ptr<const RecordSource> first_of(std::shared_ptr<const RecordSource> source, int64_t records);
+std::shared_ptr<const RecordSource> first_records(std::shared_ptr<const RecordSource> source, int64_t records);
 
 }  // namespace md

@@ -110,7 +110,7 @@ TEST(RecordStream, SeekContinuesAsIfNeverInterruptedForAnyCut) {
           for (int i = 0; i < 30; ++i) {
             cuts.push_back(whole.position());
             auto n = whole.next();
-            expected.emplace_back(n.read().caption, n.draw);
+            expected.emplace_back(n.read().caption, n.bits);
           }
           for (size_t cut = 0; cut < 30; ++cut) {
             RecordStream s(source, c);
@@ -119,7 +119,7 @@ TEST(RecordStream, SeekContinuesAsIfNeverInterruptedForAnyCut) {
             EXPECT_EQ(s.position(), cuts[cut]);
             for (size_t i = cut; i < 30; ++i) {
               auto n = s.next();
-              ASSERT_EQ(std::pair(n.read().caption, n.draw), expected[i])
+              ASSERT_EQ(std::pair(n.read().caption, n.bits), expected[i])
                   << source->name() << " window " << window << " process " << process << " of " << processes << " cut "
                   << cut << " at " << i;
             }
@@ -171,14 +171,14 @@ TEST(RecordStream, PositionsOfOtherDataAreRefused) {
 TEST(FirstOf, CutsWhatIsStoredAndStreamsStillShuffle) {
   for (const auto& source : {numbers(9), shards({4, 0, 3, 2})}) {
     for (int64_t n : {1, 4, 6, 9, 20}) {
-      const auto first = first_of(source, n);
+      const auto first = first_records(source, n);
       RecordStream s(first, {.seed = 1, .window = 5});
       const int64_t have = std::min<int64_t>(n, 9);
       EXPECT_EQ(sorted(take(s, have)), range(have));
       EXPECT_EQ(sorted(take(s, have)), range(have));
     }
-    EXPECT_EQ(first_of(source, -1), source);
-    EXPECT_THROW(first_of(source, 0), Error);
+    EXPECT_EQ(first_records(source, -1), source);
+    EXPECT_THROW(first_records(source, 0), Error);
   }
 }
 
@@ -274,7 +274,7 @@ TEST(PictureBatches, RandomCropsAndFlipsAreDrawnPerPictureAndEpochAndFromTheSeed
   EXPECT_EQ(crops, values({.random_crop = true}, 1));
   EXPECT_NE(crops, values({.random_crop = true}, 2));
   int flips = 0;
-  for (uint64_t i = 0; i < 1000; ++i) flips += draw_placement({.random_flip = true}, mix(i)).flip;
+  for (uint64_t i = 0; i < 1000; ++i) flips += random_placement({.random_flip = true}, mix(i)).flip;
   EXPECT_NEAR(flips, 500, 80);
   EXPECT_THROW(values({.center_crop = true, .random_crop = true}, 1), Error);
 }

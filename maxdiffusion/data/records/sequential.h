@@ -8,22 +8,22 @@
 
 namespace md {
 
-class Sequential {
+class SequentialReader {
  public:
-  Sequential(std::shared_ptr<const InputFile> file, int64_t at) : file_(std::move(file)), at_(at) {}
+  SequentialReader(std::shared_ptr<const InputFile> file, int64_t at) : file_(std::move(file)), at_(at) {}
   const InputFile& file() const { return *file_; }
-  int64_t at() const { return at_; }
-  int64_t left() const { return file_->size() - at_; }
+  int64_t position() const { return at_; }
+  int64_t remaining() const { return file_->size() - at_; }
   /// The next `size` bytes. Throws io, naming the file, when it ends before.
-  Blob take(int64_t size) {
+  Blob read(int64_t size) {
     Blob b = peek(size);
     at_ += size;
     return b;
   }
   Blob peek(int64_t size) {
-    if (file_->local() || size > left()) return file_->read(at_, size);
+    if (file_->local() || size > remaining()) return file_->read(at_, size);
     if (at_ < begin_ || at_ + size > begin_ + static_cast<int64_t>(range_.bytes.size())) {
-      range_ = file_->read(at_, std::max(size, std::min(kRange, left())));
+      range_ = file_->read(at_, std::max(size, std::min(kRange, remaining())));
       begin_ = at_;
     }
     return {range_.owner, range_.bytes.substr(static_cast<size_t>(at_ - begin_), static_cast<size_t>(size))};

@@ -14,27 +14,27 @@ namespace {
 struct TableFile {
   std::string location;
   std::shared_ptr<const Table> table;
-  WantedColumns columns;
+  SelectedColumns columns;
 };
 
 class Tables : public RecordSource, public std::enable_shared_from_this<Tables> {
  public:
   Tables(const Files& files, const DataSourceConfig& config)
-      : RecordSource(place_of(files), fingerprint_of(files) + columns_key(config)),
+      : RecordSource(files_summary(files), fingerprint_of(files) + columns_key(config)),
         arrays_(!config.array_columns.empty()),
         files_(files.size()) {
     parallel_for(static_cast<int64_t>(files.size()), [&](int64_t i, int) {
       TableFile& f = files_[static_cast<size_t>(i)];
       f.location = files[static_cast<size_t>(i)].location;
       f.table = arrow_library().open_table(open_input(files[static_cast<size_t>(i)]));
-      f.columns = wanted_columns(config, f.table->columns(), shown(f.location));
+      f.columns = selected_columns(config, f.table->columns(), shown(f.location));
     });
     in_place_ = std::ranges::all_of(files_, [](const TableFile& f) { return f.table->in_place(); });
     for (size_t f = 0; f < files_.size(); ++f) {
       int64_t row = 0;
       const auto& rows = files_[f].table->groups();
       for (size_t g = 0; g < rows.size(); ++g) {
-        check_claim(rows[g], files[f], "rows");
+        check_declared_count(rows[g], files[f], "rows");
         if (rows[g] > 0) groups_.push_back({f, static_cast<int64_t>(g), rows[g], size_, row});
         size_ += rows[g], row += rows[g];
       }
@@ -84,7 +84,7 @@ class Tables : public RecordSource, public std::enable_shared_from_this<Tables> 
   }
   Record record(const Group& place, const TableGroup& group, int64_t row) const {
     const TableFile& file = files_[place.file];
-    const WantedColumns& w = file.columns;
+    const SelectedColumns& w = file.columns;
     Record r{.name = fmt::format("{} row {}", shown(file.location), place.row + row)};
     const auto type = [&](size_t c) {
       const auto& all = file.table->columns();

@@ -25,21 +25,21 @@ class TarReader {
  public:
   TarReader(std::shared_ptr<const InputFile> file, int64_t offset) : in_(std::move(file), offset) {}
   const std::string& name() const { return in_.file().name(); }
-  int64_t at() const { return in_.at(); }
+  int64_t position() const { return in_.position(); }
 
   /// The next plain file; nothing at the end. offset() is behind it.
   std::optional<Member> next() {
-    Member m{.at = in_.at()};
+    Member m{.at = in_.position()};
     std::string long_name;
     int64_t pax_size = -1;
     for (;;) {
-      if (in_.left() == 0) {
-        check(long_name.empty(), Code::io, "{}: the file is truncated at byte {}", name(), in_.at());
+      if (in_.remaining() == 0) {
+        check(long_name.empty(), Code::io, "{}: the file is truncated at byte {}", name(), in_.position());
         return std::nullopt;
       }
-      check(in_.left() >= kBlock, Code::io, "{}: the file is truncated: {} bytes are left of a header", name(),
-            in_.left());
-      const Blob header = in_.take(kBlock);
+      check(in_.remaining() >= kBlock, Code::io, "{}: the file is truncated: {} bytes are left of a header", name(),
+            in_.remaining());
+      const Blob header = in_.read(kBlock);
       if (header.bytes.find_first_not_of('\0') == std::string_view::npos) return std::nullopt;
       const auto field = [&](size_t at, size_t size) {
         const std::string_view f = header.bytes.substr(at, size);
@@ -49,15 +49,15 @@ class TarReader {
       for (size_t i = 0; i < header.bytes.size(); ++i)
         sum += i >= 148 && i < 156 ? ' ' : static_cast<uint8_t>(header.bytes[i]);
       check(sum == octal(header.bytes.substr(148, 8)), Code::io, "{}: not a tar file, or damaged at byte {}", name(),
-            in_.at() - kBlock);
+            in_.position() - kBlock);
       const char type = header.bytes[156];
       int64_t size = octal(header.bytes.substr(124, 12));
       if (type != 'x' && type != 'g' && type != 'L' && type != 'K' && pax_size >= 0) size = pax_size;
       const int64_t padded = (size + kBlock - 1) / kBlock * kBlock;
-      check(size >= 0 && size <= in_.left(), Code::io, "{}: the file is truncated: member '{}' of {} bytes has {}",
-            name(), field(0, 100), size, in_.left());
-      const Blob content = in_.take(size);
-      in_.skip(std::min(padded - size, in_.left()));
+      check(size >= 0 && size <= in_.remaining(), Code::io, "{}: the file is truncated: member '{}' of {} bytes has {}",
+            name(), field(0, 100), size, in_.remaining());
+      const Blob content = in_.read(size);
+      in_.skip(std::min(padded - size, in_.remaining()));
       if (type == 'L') {
         long_name = std::string(content.bytes.substr(0, content.bytes.find('\0')));
       } else if (type == 'x') {
@@ -70,7 +70,7 @@ class TarReader {
         return m;
       } else if (type != 'g' && type != 'K') {  // folders and links
         long_name.clear(), pax_size = -1;
-        m.at = in_.at();
+        m.at = in_.position();
       }
     }
   }
@@ -80,7 +80,7 @@ class TarReader {
     int64_t v = 0;
     if (!f.empty() && (f[0] & '\x80')) {  // GNU: large numbers in binary
       for (size_t i = 1; i < f.size(); ++i) {
-        check(v < int64_t{1} << 48, Code::io, "{}: a member's size is damaged near byte {}", name(), in_.at());
+        check(v < int64_t{1} << 48, Code::io, "{}: a member's size is damaged near byte {}", name(), in_.position());
         v = v << 8 | static_cast<uint8_t>(f[i]);
       }
       return v;
@@ -98,7 +98,7 @@ class TarReader {
       std::from_chars(text.data(), text.data() + std::min(blank, text.size()), length);
       check(blank != std::string_view::npos && equals != std::string_view::npos && blank < equals && equals < length &&
                 length <= text.size(),
-            Code::io, "{}: an extended header is damaged near byte {}", name(), in_.at());
+            Code::io, "{}: an extended header is damaged near byte {}", name(), in_.position());
       const std::string_view key = text.substr(blank + 1, equals - blank - 1);
       const std::string value(text.substr(equals + 1, length - equals - 2));
       if (key == "path") path = value;
@@ -107,7 +107,7 @@ class TarReader {
     }
   }
 
-  Sequential in_;
+  SequentialReader in_;
 };
 
 struct Split {
@@ -184,7 +184,9 @@ class Reader : public ShardReader {
 class Tars : public RecordSource {
  public:
   Tars(const Files& files, const DataSourceConfig& config)
-      : RecordSource(place_of(files), fingerprint_of(files) + columns_key(config)), files_(files), config_(config) {
+      : RecordSource(files_summary(files), fingerprint_of(files) + columns_key(config)),
+        files_(files),
+        config_(config) {
     check(config.array_columns.empty(), Code::invalid_config,
           "dataset_type webdataset holds pictures and captions; cached arrays are read from tfrecord, grain and hf");
   }

@@ -22,15 +22,15 @@ class Reader : public ShardReader {
       : in_(std::move(file), offset), config_(std::move(config)) {}
 
   std::optional<PendingRecord> next() override {
-    if (in_.left() == 0) return std::nullopt;
-    const int64_t at = in_.at();
+    if (in_.remaining() == 0) return std::nullopt;
+    const int64_t at = in_.position();
     const std::string name = fmt::format("{} record at byte {}", in_.file().name(), at);
     const auto needs = [&](int64_t bytes) {
-      check(bytes >= 0 && bytes <= in_.left(), Code::io, "{}: the file is truncated: {} bytes are left of {}", name,
-            in_.left(), bytes);
+      check(bytes >= 0 && bytes <= in_.remaining(), Code::io, "{}: the file is truncated: {} bytes are left of {}",
+            name, in_.remaining(), bytes);
     };
     needs(static_cast<int64_t>(kTfrecordHead));
-    const Blob head = in_.take(static_cast<int64_t>(kTfrecordHead));
+    const Blob head = in_.read(static_cast<int64_t>(kTfrecordHead));
     if (number<uint32_t>(head.bytes, 8) != masked_crc32c(head.bytes.substr(0, 8))) {
       const bool gzip = at == 0 && head.bytes.starts_with("\x1f\x8b");
       fail(Code::io, "{}: {}", name,
@@ -41,24 +41,24 @@ class Reader : public ShardReader {
     const auto size = number<uint64_t>(head.bytes, 0);
     check(size < uint64_t{1} << 40, Code::io, "{}: claims {} bytes", name, size);
     needs(static_cast<int64_t>(size + kTfrecordFoot));
-    const Blob body = in_.take(static_cast<int64_t>(size));
-    const auto expected = number<uint32_t>(in_.take(static_cast<int64_t>(kTfrecordFoot)).bytes, 0);
+    const Blob body = in_.read(static_cast<int64_t>(size));
+    const auto expected = number<uint32_t>(in_.read(static_cast<int64_t>(kTfrecordFoot)).bytes, 0);
     return [body, name, expected, config = config_] {
       check(masked_crc32c(body.bytes) == expected, Code::io, "{}: its checksum is wrong: the file is damaged", name);
       return record_of_example(body.bytes, *config, name);
     };
   }
-  int64_t offset() const override { return in_.at(); }
+  int64_t offset() const override { return in_.position(); }
 
  private:
-  Sequential in_;
+  SequentialReader in_;
   std::shared_ptr<const DataSourceConfig> config_;
 };
 
 class Tfrecords : public RecordSource {
  public:
   Tfrecords(const Files& files, const DataSourceConfig& config)
-      : RecordSource(place_of(files), fingerprint_of(files) + columns_key(config)),
+      : RecordSource(files_summary(files), fingerprint_of(files) + columns_key(config)),
         files_(files),
         config_(std::make_shared<const DataSourceConfig>(config)) {}
   int64_t size() const override { return -1; }
