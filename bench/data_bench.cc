@@ -1,4 +1,4 @@
-// How fast the data side is, apart from any device: pictures decoded and resized, captions tokenized, batches gathered.
+// How fast the data side is, apart from any device: images decoded and resized, captions tokenized, batches gathered.
 //   build/release/data_bench            needs the emoji font (fonts-noto-color-emoji) and CLIP's vocabulary
 #include <benchmark/benchmark.h>
 
@@ -48,12 +48,12 @@ const std::vector<std::string>& captions() {
 }
 
 void prepare_emoji_folder(benchmark::State& state) {
-  int64_t pictures = 0;
+  int64_t images = 0;
   for (auto _ : state) {
     const TemporaryFolder folder;
-    pictures += prepare_emoji(folder.path(), {.resolution = 64});
+    images += prepare_emoji(folder.path(), {.resolution = 64});
   }
-  state.SetItemsProcessed(pictures);
+  state.SetItemsProcessed(images);
 }
 BENCHMARK(prepare_emoji_folder)->Unit(benchmark::kMillisecond)->UseRealTime();
 
@@ -72,11 +72,11 @@ void decode_and_resize(benchmark::State& state) {
 BENCHMARK(decode_and_resize)->Arg(64)->Arg(256)->Unit(benchmark::kMillisecond);
 
 void load_folder(benchmark::State& state) {
-  int64_t pictures = 0;
+  int64_t images = 0;
   emoji_folder();
   for (auto _ : state)
-    pictures += load_images(open_source({.train_data_dir = emoji_folder()}), {.resolution = 64}).pixels.dims()[0];
-  state.SetItemsProcessed(pictures);
+    images += load_images(open_source({.train_data_dir = emoji_folder()}), {.resolution = 64}).pixels.dims()[0];
+  state.SetItemsProcessed(images);
 }
 BENCHMARK(load_folder)->Unit(benchmark::kMillisecond)->UseRealTime();
 
@@ -133,20 +133,20 @@ const std::string& data_files() {
   static const bool made = [] {
     for (const char* name : {"tar", "jpeg", "big"}) make_folders(folder / name);
     FileWriter tar(folder / "tar/emoji.tar");
-    TfrecordShards pictures(folder / "pictures", 1000);
+    TfrecordShards images(folder / "images", 1000);
     int64_t count = 0;
     for (const ImageItem& item : list_image_folder(emoji_folder(), {})) {
       const std::string stem = item.file.substr(item.file.rfind('/') + 1, 4), png = read_file(item.file);
       const std::string members = tar_member(stem + ".png", png) + tar_member(stem + ".txt", item.caption);
       tar.write(members.data(), members.size());
-      pictures.add({{"image", png}, {"text", item.caption}});
+      images.add({{"image", png}, {"text", item.caption}});
       const HostArray rgb = decode_image(item.file);
       write_file_atomic(folder / ("jpeg/" + stem + ".jpg"), encode_jpeg(rgb));
       write_file_atomic(folder / ("jpeg/" + stem + ".txt"), item.caption);
       if (count++ % 128 == 0)
         write_file_atomic(folder / ("big/" + stem + ".jpg"), encode_jpeg(fit_image(rgb, {.resolution = 2048})));
     }
-    pictures.close();
+    images.close();
     const std::string end(1024, '\0');
     tar.write(end.data(), end.size());
     tar.close();
@@ -187,7 +187,7 @@ const std::vector<KindOfData>& kinds() {
       {"folder_jpeg_2048", {.dataset_type = "image_folder", .train_data_dir = "big"}, 512},
       {"parquet", {.dataset_type = "hf", .train_data_dir = "emoji.parquet"}},
       {"arrow", {.dataset_type = "hf", .train_data_dir = "emoji.arrow"}},
-      {"tfrecord", {.dataset_type = "tfrecord", .train_data_dir = "pictures"}},
+      {"tfrecord", {.dataset_type = "tfrecord", .train_data_dir = "images"}},
       {"tfrecord_cached", {.dataset_type = "tfrecord", .train_data_dir = "cached", .array_columns = kSdxlColumns}},
       {"webdataset", {.dataset_type = "webdataset", .train_data_dir = "tar"}},
       {"grain", {.dataset_type = "grain", .train_data_dir = "emoji.array_record"}},
@@ -224,7 +224,7 @@ void read_records(benchmark::State& state, const KindOfData& kind) {
   state.SetBytesProcessed(bytes);
 }
 
-// The same as batches of 16 decoded pictures, or of arrays, on all cores, two batches ahead; bytes of the batches.
+// The same as batches of 16 decoded images, or of arrays, on all cores, two batches ahead; bytes of the batches.
 void read_batches(benchmark::State& state, const KindOfData& kind) {
   const auto source = opened(kind.config);
   if (!source) return state.SkipWithError("not made");

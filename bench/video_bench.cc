@@ -115,7 +115,7 @@ Tensor wan(const Scope& s, const nlohmann::json& text, const Bench& b, const Inp
 
 Tensor flux(const Scope& s, const nlohmann::json& text, const Bench& b, const Inputs& input) {
   const auto config = FluxTransformerConfig::from_json(text);
-  check(b.size.frames == 1, Code::invalid_config, "video_bench: pictures have 1 frame, not {}", b.size.frames);
+  check(b.size.frames == 1, Code::invalid_config, "video_bench: images have 1 frame, not {}", b.size.frames);
   const int64_t rows = b.size.height / (2 * kDown), columns = b.size.width / (2 * kDown);
   return flux_transformer(s, config,
                           {.sample = input("sample", {1, rows * columns, config.in_channels}),
@@ -141,8 +141,8 @@ void denoise(const nlohmann::json& text, const Bench& b) {
     return g.input(name, shape);
   };
   const Scope s = Scope(g, params, "transformer", scope).frozen();
-  const bool pictures = text.value("_class_name", "") == "FluxTransformer2DModel";
-  g.output("sample", pictures ? flux(s, text, b, input) : wan(s, text, b, input));
+  const bool images = text.value("_class_name", "") == "FluxTransformer2DModel";
+  g.output("sample", images ? flux(s, text, b, input) : wan(s, text, b, input));
   CompileConfig minimize_memory = kCompile;
   minimize_memory.minimize_memory = true;
   const Program program = compile(devices, g, minimize_memory, "denoise");

@@ -1,4 +1,4 @@
-// For tests that train as a user does: pictures with captions, and a model folder of SDXL's kind that compiles in
+// For tests that train as a user does: images with captions, and a model folder of SDXL's kind that compiles in
 // seconds.
 #pragma once
 
@@ -15,7 +15,7 @@
 
 namespace md {
 
-/// Nine pictures of `side`² pixels, "0.png" …, with captions beside them.
+/// Nine images of `side`² pixels, "0.png" …, with captions beside them.
 inline void write_shades(const std::string& folder, int64_t side) {
   make_folders(folder);
   for (int i = 0; i < 9; ++i) {

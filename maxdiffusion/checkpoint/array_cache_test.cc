@@ -63,7 +63,7 @@ int64_t fill(ArrayCache& cache, int64_t at_most = 1000) {
 }
 
 // S0-93
-TEST(ArrayCache, GoesOnWhereItWasInterrupted) {
+TEST(ArrayCache, ResumesWhereItWasInterrupted) {
   const std::string folder = fresh("resume");
   {
     ArrayCache cache(folder, "key", 23, 5);

@@ -74,7 +74,7 @@ struct Saved {
   }
 };
 
-TEST(CheckpointReader, ReadsTheBytesOfThePartsThatAreAskedForAndNoOthers) {
+TEST(CheckpointReader, ReadsTheBytesOfTheRequestedPartsOnly) {
   const Saved s(4);
   CheckpointReader reader(s.folder);
   EXPECT_EQ(reader.bytes_read(), 0u);  // the index says what there is
@@ -148,7 +148,7 @@ std::string fault_of(const std::string& folder, int64_t p, int64_t n) {
   return "";
 }
 
-TEST(CheckpointReader, AFlippedBitAnywhereIsFoundByWhoeverReadsIt) {
+TEST(CheckpointReader, AFlippedBitAnywhereIsFoundWhenRead) {
   for (int64_t n : {1, 2}) {
     const Saved s(n);
     s.chunks_of(64);

@@ -235,7 +235,7 @@ TEST(CheckpointOfProcesses, IsNotThereWhenAProcessIsLost) {
   }
 }
 
-TEST(CheckpointOfProcesses, WithHolesOrPiecesHeldTwiceIsRefused) {
+TEST(CheckpointOfProcesses, WithMissingOrRepeatedShardsIsRefused) {
   TemporaryFolder t;
   auto refusal = [&](int64_t n, auto&& change) {
     const auto errors = as_processes(n, [&](const CheckpointProcesses& of) {

@@ -45,7 +45,7 @@ TEST_F(Weights, AreMatchedByName) {
   EXPECT_EQ(w.at("a.weight").to_doubles(), counting({2, 3}).to_doubles());
 }
 
-TEST_F(Weights, MissingUnusedAndMisshapenAreToldTogether) {
+TEST_F(Weights, MissingUnusedAndMisshapenAreReportedTogether) {
   file({{"conv_in.weight", counting({4, 4})}, {"conv_out.wieght", counting({4})}, {"odd.bias", counting({1})}});
   const std::string e = error_of({f32("conv_in.weight", {4, 8}), f32("conv_out.weight", {4})});
   EXPECT_TRUE(has(e, "1 missing, 2 unused, 1 of another shape")) << e;
@@ -114,7 +114,7 @@ TEST_F(Weights, LayersAreStackedAndUnstacked) {
   EXPECT_EQ(unstacked("plain", stack).count("plain"), 1u);
 }
 
-TEST(Unstacked, PiecesOfAStackArePiecesOfItsLayers) {
+TEST(Unstacked, ShardsOfAStackAreShardsOfItsLayers) {
   const ShardedArray stack = counting({4, 2, 6}, 0);
   const Slice lower{{1, 0, 0}, {2, 2, 3}}, upper{{3, 0, 3}, {1, 2, 3}};
   const NamedShards layers =

@@ -26,7 +26,7 @@ HostArrays row_of(const HostArrays& all, int64_t i) {
   return out;
 }
 
-/// Pictures as they are stored.
+/// Images as they are stored.
 void write_stored(const std::shared_ptr<const RecordSource>& source, const DataSourceConfig& keys,
                   TfrecordShards& shards) {
   RecordStream stream(source, {.shuffle = false});
@@ -85,8 +85,8 @@ void write_encoded(const TrainingRequest& r, const std::shared_ptr<const RecordS
                      numbers_of(r, shards.count()));
     }
   }
-  check(shards.count() > 0, Code::io, "{}: none of {} pictures decodes; the first: {}", source->name(), skipped, first);
-  if (skipped > 0) log_warning("{}: {} pictures do not decode and were skipped", source->name(), skipped);
+  check(shards.count() > 0, Code::io, "{}: none of {} images decodes; the first: {}", source->name(), skipped, first);
+  if (skipped > 0) log_warning("{}: {} images do not decode and were skipped", source->name(), skipped);
 }
 
 int64_t write_records(const TrainingRequest& r, const std::string& folder) {

@@ -69,7 +69,7 @@ TEST(Convert, TakesTheMemoryOfOneTensor) {
   EXPECT_TRUE(std::ranges::all_of(some.view<uint16_t>(), [](uint16_t bits) { return bits == 0x3c00; }));
 }
 
-TEST(LoraSums, TakeAFewMegabytesBesideTheirResult) {
+TEST(LoraSums, TakeAFewMegabytesMoreThanTheirResult) {
   const Shape shape{DType::bf16, {4096, 4096}};  // 34 MB
   Graph g;
   ParamTable params;

@@ -9,7 +9,7 @@
 namespace md {
 namespace {
 
-/// The rectangle of every picture, cut where the picture ends.
+/// The rectangle of every image, cut where the image ends.
 HostArray cut(const HostArray& a, int64_t y, int64_t x, int64_t height, int64_t width) {
   const Dims& d = a.dims();
   height = std::min(height, d[1] - y), width = std::min(width, d[2] - x);

@@ -108,7 +108,7 @@ TEST_F(OriginalNames, WhoseHeadersWereCheckedAreNotOpenedAgainToBeReadOnce) {
   EXPECT_THROW(w.read(params, "transformer"), Error) << "it is held for longer than one load";
 }
 
-TEST_F(OriginalNames, OfAnotherModelAreToldByDiffusersNames) {
+TEST_F(OriginalNames, OfAnotherModelAreReportedByDiffusersNames) {
   HostArrays file = renamed("");
   file.erase("blocks.1.self_attn.q.weight");
   write_safetensors(t / "wan.safetensors", file);

@@ -255,7 +255,7 @@ TEST(DecodeVideo, WhatIsTurnedOrHasWidePixelsComesUpright) {
   };
   for (const Case& c :
        {Case{0, 32, 48, 4, 4}, Case{90, 48, 32, 44, 4}, Case{180, 32, 48, 28, 44}, Case{-90, 48, 32, 4, 28}}) {
-    // FFmpeg's matrix says by how many degrees, clockwise, a player turns the stored picture back.
+    // FFmpeg's matrix says by how many degrees, clockwise, a player turns the stored image back.
     encode(folder / "turned.mov", {frames}, {.codec = "libx264", .degrees = -c.degrees});
     const HostArray found = decode_video(folder / "turned.mov");
     ASSERT_EQ(found.dims(), (Dims{3, c.height, c.width, 3})) << c.degrees;

@@ -161,7 +161,7 @@ void check_finite(const char* what, const HostArray& samples, const char* advice
   const auto bad = std::ranges::find_if_not(v, [](float x) { return std::isfinite(x); });
   if (bad == v.end()) return;
   throw Error(Code::device,
-              fmt::format("the {} of picture {} are not finite", what, static_cast<size_t>(bad - v.begin()) / each + 1))
+              fmt::format("the {} of image {} are not finite", what, static_cast<size_t>(bad - v.begin()) / each + 1))
       .note(advice);
 }
 
@@ -197,7 +197,7 @@ void check_latents(const SampleOptions& o, const Shape& all) {
   check(!o.latents || o.latents.shape() == all, Code::invalid_config,
         "latents are {}; {} of {}x{} pixels need {} ({}, channels, {}height, width)",
         o.latents ? to_string(channels_first(o.latents.shape())) : "", o.samples(), o.size.height, o.size.width,
-        to_string(channels_first(all)), videos ? "videos" : "pictures", videos ? "frames, " : "");
+        to_string(channels_first(all)), videos ? "videos" : "images", videos ? "frames, " : "");
 }
 
 }  // namespace

@@ -20,7 +20,7 @@ std::string parameters(const Family& family, const std::string& model, const Sam
     text += "\nNegative prompt: " + o.negative_prompts[o.negative_prompts.size() == 1 ? 0 : prompt];
   return text +
          fmt::format(
-             "\nSteps: {}, Sampler: {}, CFG scale: {}, {}Seed: {}, Size: {}x{}, Model: {}, Picture: {}, Version: "
+             "\nSteps: {}, Sampler: {}, CFG scale: {}, {}Seed: {}, Size: {}x{}, Model: {}, Image: {}, Version: "
              "maxdiffusion {}",
              o.num_inference_steps, o.scheduler_config.value("_class_name", std::string()),
              o.guidance_scale - 1 + family.spec().unguided,

@@ -53,7 +53,7 @@ int64_t images_per_prompt(const SampleRequest& r) {
   if (r.latents) {
     const int64_t n = r.latents.dims()[0], prompts = std::ssize(r.prompt);
     check(n % prompts == 0 && (!r.num_images_per_prompt || n == prompts * each), Code::invalid_config,
-          "latents are of {} pictures; {} prompts{} ask for {}", n, prompts,
+          "latents are of {} images; {} prompts{} ask for {}", n, prompts,
           r.num_images_per_prompt ? fmt::format(" with num_images_per_prompt={}", each) : "", prompts * each);
     each = n / prompts;
   }

@@ -123,7 +123,7 @@ ImageConfig plan_images(const DataKeys& keys, const Family& family) {
     return p;
   }
   check(k.bucket_reso_steps % family.spec().size_multiple() == 0, Code::invalid_config,
-        "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink a picture",
+        "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink an image",
         k.bucket_reso_steps, family.spec().size_multiple());
   if (k.bucket_no_upscale) log_info_once("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
   try {

@@ -154,9 +154,9 @@ CachedImages cache_here(const ImagesInBuckets& images, const ImageConfig& config
     out.buckets.push_back(caches[b]);
   }
   const std::string& name = images.source->name();
-  check(!out.buckets.empty(), Code::io, "{}: none of {} pictures decodes; the first: {}", name, total, first);
+  check(!out.buckets.empty(), Code::io, "{}: none of {} images decodes; the first: {}", name, total, first);
   out.skipped += damaged;
-  if (damaged > 0) log_warning("{}: {} of {} pictures do not decode and were skipped", name, damaged, total);
+  if (damaged > 0) log_warning("{}: {} of {} images do not decode and were skipped", name, damaged, total);
   return out;
 }
 

@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 std::shared_ptr<const RecordSource> synthetic(int64_t samples) {
   return open_source({.dataset_type = "synthetic", .synthetic_num_samples = samples, .resolution = 8});
 }
-/// What an encoder might make: `floats` numbers of each picture, which begin with those of its pixels' bytes.
+/// What an encoder might make: `floats` numbers of each image, which begin with those of its pixels' bytes.
 HostArrays made(const LoadedImages& loaded, int64_t floats = 16) {
   const int64_t n = loaded.pixels.dims()[0];
   auto of = [&](const HostArray& pixels) {
@@ -58,7 +58,7 @@ bool same(const HostArray& a, const HostArray& b) {
 }
 
 // S0-93
-TEST(CacheImages, GoesOnWhereItWasKilledAndMakesNothingTwice) {
+TEST(CacheImages, ResumesWhereItWasKilledAndEncodesNothingTwice) {
   const TemporaryFolder t;
   int64_t seen = 0;
   auto counting = [&](const LoadedImages& loaded) {
@@ -89,7 +89,7 @@ TEST(CacheImages, NamesSkipsAndCountsWhatDoesNotDecodeEveryTime) {
     std::ranges::fill(rgb.mutable_view<uint8_t>(), static_cast<uint8_t>(40 * i));
     write_png(t / fmt::format("pictures/{}.png", i), rgb);
   }
-  write_file_atomic(t / "pictures/2.png", "no picture");
+  write_file_atomic(t / "pictures/2.png", "no image");
   for (int again = 0; again < 2; ++again) {
     testing::internal::CaptureStderr();
     const CachedImages all =
@@ -99,14 +99,14 @@ TEST(CacheImages, NamesSkipsAndCountsWhatDoesNotDecodeEveryTime) {
     EXPECT_EQ(all.skipped, 1);
     EXPECT_EQ(all.buckets[0]->read(2).at("moments").view<float>()[0], 120);
     EXPECT_NE(said.find("skipped " + (t / "pictures/2.png")), std::string::npos) << said;
-    EXPECT_NE(said.find("1 of 5 pictures do not decode and were skipped"), std::string::npos) << said;
+    EXPECT_NE(said.find("1 of 5 images do not decode and were skipped"), std::string::npos) << said;
   }
-  for (int i = 0; i < 5; ++i) write_file_atomic(t / fmt::format("pictures/{}.png", i), "no picture");
+  for (int i = 0; i < 5; ++i) write_file_atomic(t / fmt::format("pictures/{}.png", i), "no image");
   try {
     cached(t / "cache", open_source({.train_data_dir = t / "pictures"}), 2, [](const auto& l) { return made(l); });
-    FAIL() << "no picture is one";
+    FAIL() << "no image is one";
   } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("none of 5 pictures decodes; the first: "), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("none of 5 images decodes; the first: "), std::string::npos) << e.what();
   }
 }
 
@@ -119,7 +119,7 @@ TEST(CachedSamples, AreMirroredByTheirOwnBitsAndAnEpochHasEveryoneOnce) {
   const auto samples = cached_examples(all.buckets[0], config);
   auto batches = example_batches(samples, 8, 3);
   EXPECT_EQ(batches->size(), 40);
-  // The same pictures, mirrored or not, as those that are read while training.
+  // The same images, mirrored or not, as those that are read while training.
   auto read = image_batches(synthetic(40), config, {.stream = {.seed = 3}, .batch = 8}, nullptr);
   std::vector<HostArray> seen;
   int64_t mirrored_ones = 0;

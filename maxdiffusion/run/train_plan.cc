@@ -276,7 +276,7 @@ TrainPlan with_data(TrainPlan plan, const DenoiseTask& task, const std::vector<I
     }
   }
   set_rates(plan);
-  // DreamBooth's few pictures come again and again; of others a batch holds none twice.
+  // DreamBooth's few images come again and again; of others a batch holds none twice.
   check(plan.data.mode == DataMode::dreambooth || samples <= 0 || plan.batch_size() <= samples, Code::invalid_config,
         "a batch is of {} samples, but the data holds {}; give a smaller per_device_batch_size", plan.batch_size(),
         samples);

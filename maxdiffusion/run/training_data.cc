@@ -43,7 +43,7 @@ BatchConfig batch_config(const ModelComponents& models, const TrainPlan& plan) {
           .workers = plan.data.workers};
 }
 
-/// Pictures of the subject and of its class, pair by pair; the shorter set begins again until both are as long.
+/// Images of the subject and of its class, pair by pair; the shorter set begins again until both are as long.
 class Pairs final : public Examples {
  public:
   Pairs(std::shared_ptr<const Examples> instances, std::shared_ptr<const Examples> classes)
@@ -93,7 +93,7 @@ void open_dreambooth(ModelComponents& models, const TrainPlan& plan, TrainingDat
   DataSourceConfig of_class = plan.data.source.config;
   of_class.train_data_dir = d.class_data_dir;
   const auto instances = load(plan.data.source.config, d.instance_prompt), classes = load(of_class, d.class_prompt);
-  log_info("DreamBooth: {} pictures of the subject, {} of its class", instances->size(), classes->size());
+  log_info("DreamBooth: {} images of the subject, {} of its class", instances->size(), classes->size());
   const BatchConfig batches = batch_config(models, plan);
   data.batches =
       scaled(models.family(), example_batches(std::make_shared<Pairs>(instances, classes), batches.batch,
@@ -109,7 +109,7 @@ void open_recorded(ModelComponents& models, const TrainPlan& plan, TrainingData&
   check(plan.optim.max_train_steps <= replay.steps, Code::invalid_config,
         "max_train_steps is {}, replay_batches '{}' holds {} steps", plan.optim.max_train_steps, file, replay.steps);
   check(replay.batch_size % accumulation == 0, Code::invalid_config,
-        "replay_batches '{}' holds {} pictures a step, which {} gradient_accumulation_steps do not divide", file,
+        "replay_batches '{}' holds {} images a step, which {} gradient_accumulation_steps do not divide", file,
         replay.batch_size, accumulation);
   task.text = embeddings_input(replay.text_length);
   task.batch_size = part_of_replica(replay.batch_size / accumulation, plan.replicas);
@@ -163,7 +163,7 @@ void open_encoded_images(ModelComponents& models, const TrainPlan& plan, Trainin
   if (plan.autoencoder)
     train_autoencoder(models, plan, cached_examples(cache_pixels(plan.data.cache_dir, source, images).buckets[0], {}));
   const CachedImages encoded = encode_dataset(models, plan.data.cache_dir, source, images);
-  log_info("{} {}, {} skipped", encoded.size(), images.clip ? "clips" : "pictures", encoded.skipped);
+  log_info("{} {}, {} skipped", encoded.size(), images.clip ? "clips" : "images", encoded.skipped);
   if (plan.autoencoder) {
     models.fit_autoencoder([&](const auto& take) { encoded.buckets[0]->each_part("moments", take); });
     data.task.family = models.family();

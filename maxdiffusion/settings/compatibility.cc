@@ -73,16 +73,14 @@ const std::vector<std::string_view> kImageOptions = {
 const std::vector<Rule>& exclusive() {
   static const std::vector<Rule> rules = {
       {"DreamBooth", {"replay_batches", "train_new_vae", "caption_dropout", "snr_gamma"}, "it has two losses a step"},
-      {"DreamBooth",
-       {"max_train_samples", "random_flip", "random_crop"},
-       "it takes every picture of both folders whole"},
-      {"DreamBooth", kImageOptions, "its pictures are squares of one size"},
+      {"DreamBooth", {"max_train_samples", "random_flip", "random_crop"}, "it takes every image of both folders whole"},
+      {"DreamBooth", kImageOptions, "its images are squares of one size"},
       {"replay_batches",
        {"caption_dropout", "noise_offset", "input_perturbation", "timestep_bias", "train_new_vae"},
        "the file holds what would be drawn"},
       {"replay_batches", {"train_text_encoder"}, "the file holds what the text encoder has made"},
       {"replay_batches", kImageOptions, "the file holds latents"},
-      {"replay_batches", {"eval_every"}, "the file says nothing of captions and pictures"},
+      {"replay_batches", {"eval_every"}, "the file says nothing of captions and images"},
       {"encoded records", kImageOptions, "records hold latents"},
       {"encoded records", {"center_crop", "random_crop", "random_flip"}, "records hold latents"},
       {"encoded records", {"caption_dropout"}, "the embedding of the empty caption is not known"},
@@ -92,7 +90,7 @@ const std::vector<Rule>& exclusive() {
        "cache_latents_text_encoder_outputs to False"},
       {"train_expert=both", {"train_text_encoder"}, "the text encoder would learn in the turns of both"},
       {"train_expert=both", {"lora_init"}, "a file holds the matrices of one"},
-      {"train_new_vae", {"enable_bucket", "frame_buckets"}, "the autoencoder learns from pictures of one size"},
+      {"train_new_vae", {"enable_bucket", "frame_buckets"}, "the autoencoder learns from images of one size"},
       {"train_new_vae", {"cache_latents_text_encoder_outputs=false"}, "the scale of its latents would not be known"},
       {"train_new_vae", {"vae_file"}, "the one starts from random weights, the other names some"},
       {"train_new_unet", {"unet_checkpoint"}, "the one starts from random weights, the other names some"},
@@ -105,7 +103,7 @@ const std::vector<Rule>& exclusive() {
 /// An option and what it needs, one of them.
 const std::vector<Rule>& needs() {
   static const std::vector<Rule> rules = {
-      {"DreamBooth", {"class_data_dir"}, "a folder for pictures of the subject's class"},
+      {"DreamBooth", {"class_data_dir"}, "a folder for images of the subject's class"},
       {"DreamBooth", {"instance_prompt"}, "the caption of the subject"},
       {"DreamBooth", {"class_prompt"}, "the caption of its class"},
       {"lora_init", {"train_lora"}, "there are no matrices to start otherwise"},
@@ -145,7 +143,7 @@ void KeyRules::check_training(const Family& family) const {
   check(!options.use("lora_files"), Code::invalid_config,
         "lora_files and lora_config are for generate; training starts from matrices given by lora_init");
   check(c.images.frame_buckets.empty() || family.spec().videos(), Code::invalid_config,
-        "frame_buckets are numbers of frames, but this model's media are pictures");
+        "frame_buckets are numbers of frames, but this model's media are images");
   check(!c.model.train_new_vae || family.required_images() == 0, Code::invalid_config,
         "train_new_vae: the latents of the images that this model begins with need an autoencoder that is there");
   check(!c.model.train_new_vae || !family.spec().autoencoder->other_published_latents, Code::invalid_config,
@@ -176,7 +174,7 @@ void KeyRules::check_tfrecords() const {
     if (options.use(other)) cannot_combine("prepare_tfrecords", other, "it writes squares of one size");
   if (!c.denoise.cache_latents_text_encoder_outputs && c.images.random_flip)
     cannot_combine("prepare_tfrecords with cache_latents_text_encoder_outputs=false", "random_flip",
-                   "it writes pictures as they are stored; mirror them in training");
+                   "it writes images as they are stored; mirror them in training");
 }
 
 }  // namespace md

@@ -159,12 +159,12 @@ MediaSize training_size(const SampleKeys& keys, int64_t resolution, const Family
 int64_t global_batch(double per_device, int64_t devices, const char* key) {
   double n = per_device * static_cast<double>(devices);
   check(n >= 1 && n == std::floor(n), Code::invalid_config,
-        "{} {} times {} devices is {}, not a whole number of pictures", key, per_device, devices, n);
+        "{} {} times {} devices is {}, not a whole number of images", key, per_device, devices, n);
   return static_cast<int64_t>(n);
 }
 
 int64_t global_batch(const BatchKeys& keys, int64_t devices) {
-  check(keys.global_batch_size >= 0, Code::invalid_config, "global_batch_size {} is not a number of pictures",
+  check(keys.global_batch_size >= 0, Code::invalid_config, "global_batch_size {} is not a number of images",
         keys.global_batch_size);
   return keys.global_batch_size > 0 ? keys.global_batch_size : global_batch(keys.per_device_batch_size, devices);
 }

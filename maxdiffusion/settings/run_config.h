@@ -53,7 +53,7 @@ struct RunKeys {
   }
 };
 
-/// Training of one subject beside pictures of its class. Source: Ruiz et al. 2022 (DreamBooth).
+/// Training of one subject beside images of its class. Source: Ruiz et al. 2022 (DreamBooth).
 struct DreamboothKeys {
   std::string instance_data_dir, class_data_dir, instance_prompt, class_prompt;
   double prior_loss_weight = 1;

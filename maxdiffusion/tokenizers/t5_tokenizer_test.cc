@@ -105,7 +105,7 @@ TEST(T5Tokenizer, IsOpenedByItsClass) {
 }
 
 // P-20
-TEST(T5Tokenizer, ASentencePieceModelBesideTokenizerJsonIsNamedWhereItSaysOtherwise) {
+TEST(T5Tokenizer, ASentencePieceModelThatContradictsTokenizerJsonIsNamed) {
   const TemporaryFolder folder;
   auto said = [&] {
     testing::internal::CaptureStderr();

@@ -115,7 +115,7 @@ class RunsInBuckets : public testing::Test {
 };
 
 // S2-6, S2-7, S3-6, S3-15, S3-27, S3-29, S4-7, S4-8, S4-72
-TEST_F(RunsInBuckets, KilledBetweenTwoFilesAndGoneOnWithOnAnotherMachineEqualsALocalRunToTheBit) {
+TEST_F(RunsInBuckets, KilledBetweenTwoFilesTheyResumeOnAnotherMachineToTheBit) {
   Outcome o = run(words("train", t / "local"), "local");
   ASSERT_EQ(o.status, 0) << o.err;
   for (const std::string scheme : {"s3", "gs"}) {
@@ -197,13 +197,13 @@ TEST_F(RunsInBuckets, WhateverIsWrittenMayBeThereAndIsReadOnAnotherMachine) {
     }
   o = run(words("generate", t / "drawn", local), "third");
   ASSERT_EQ(o.status, 0) << o.err;
-  int64_t pictures = 0;
+  int64_t images = 0;
   for (const auto& f : fs::directory_iterator(t / "drawn")) {
     EXPECT_TRUE(server.object("runs", "drawn/" + f.path().filename().string()) == read_file(f.path())) << f.path();
-    ++pictures;
+    ++images;
   }
-  EXPECT_EQ(pictures, std::ssize(keys("drawn/")));
-  EXPECT_GT(pictures, 0);
+  EXPECT_EQ(images, std::ssize(keys("drawn/")));
+  EXPECT_GT(images, 0);
 
   // A model folder and a checkpoint there are models for other runs; what was fetched once is here.
   for (const auto& [model, same] :
@@ -226,7 +226,7 @@ TEST_F(RunsInBuckets, WhateverIsWrittenMayBeThereAndIsReadOnAnotherMachine) {
 }
 
 // S3-6
-TEST_F(RunsInBuckets, ABucketThatIsNotThereOrRefusesIsToldBeforeTheRunBegins) {
+TEST_F(RunsInBuckets, AMissingOrRefusingBucketIsAnErrorBeforeTheRunBegins) {
   Outcome o = run(words("train", "s3://nowhere/a"), "first");
   EXPECT_EQ(o.status, 4) << o.err;
   EXPECT_TRUE(contains(o.err, "s3://nowhere/a") && contains(o.err, "is 'nowhere' the bucket's name?")) << o.err;

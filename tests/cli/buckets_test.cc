@@ -14,7 +14,7 @@ namespace {
 
 class BucketRuns : public testing::Test {
  protected:
-  /// Pictures of two buckets and of one, each with a mask of ones and one of zeros to the left. All tests share the
+  /// Images of two buckets and of one, each with a mask of ones and one of zeros to the left. All tests share the
   /// folder.
   static void SetUpTestSuite() {
     for (const char* folder : {"pictures", "wide", "ones", "right", "square", "small_wide"}) make_folders(t / folder);
@@ -89,7 +89,7 @@ TEST_F(BucketRuns, CompileEveryBucketAheadAndGoOnAsIfNeverInterrupted) {
   const std::string programs = "jax_cache_dir=" + (t / "programs");  // empty: both programs are compiled
   Outcome o = train_in_buckets("whole", {programs});
   ASSERT_EQ(o.status, 0) << o.err;
-  for (const char* line : {"bucket 12x20: 1 pictures", "bucket 20x12: 4 pictures",
+  for (const char* line : {"bucket 12x20: 1 images", "bucket 20x12: 4 images",
                            "bucket 12x20: 1 do not fill a batch of 2: it has one every 2 epochs",
                            "train unet 12x20: program compiled", "train unet 20x12: program compiled"})
     EXPECT_TRUE(contains(o.err, line)) << line << "\n" << o.err;
@@ -105,7 +105,7 @@ TEST_F(BucketRuns, CompileEveryBucketAheadAndGoOnAsIfNeverInterrupted) {
     EXPECT_EQ(read_file(t / ("parts/checkpoints/4/" + std::string(file))),
               read_file(t / ("whole/checkpoints/4/" + std::string(file))));
 
-  // The same order, interrupted too, when pictures are encoded in the step.
+  // The same order, interrupted too, when images are encoded in the step.
   for (const char* steps : {"max_train_steps=2", "max_train_steps=4"}) {
     o = train_in_buckets("in_step", {"cache_latents_text_encoder_outputs=false", steps});
     ASSERT_EQ(o.status, 0) << o.err;
@@ -116,7 +116,7 @@ TEST_F(BucketRuns, CompileEveryBucketAheadAndGoOnAsIfNeverInterrupted) {
                        {"bucket_no_upscale=true", "random_flip=true", "max_train_steps=1", "per_device_batch_size=1",
                         "resolution=32", "train_data_dir=" + (t / "small_wide")});
   ASSERT_EQ(o.status, 0) << o.err;
-  EXPECT_TRUE(contains(o.err, "bucket 20x12: 1 pictures")) << o.err;
+  EXPECT_TRUE(contains(o.err, "bucket 20x12: 1 images")) << o.err;
 }
 
 TEST_F(BucketRuns, MasksWeighTheLossOfTrainingAndNotOfEvaluation) {
@@ -143,17 +143,17 @@ TEST_F(BucketRuns, MasksWeighTheLossOfTrainingAndNotOfEvaluation) {
   expect_near(values_of("right_in_step", "eval_loss"), values_of("right", "eval_loss"), 1e-4);
 }
 
-TEST_F(BucketRuns, SizesAreToldWhereAKeyAsksForThemAndAlphaIsAMask) {
-  auto run = [&](const std::string& name, const std::string& pictures, std::vector<std::string> words) {
+TEST_F(BucketRuns, SizesAreConditioningIfAKeySaysSoAndAlphaIsAMask) {
+  auto run = [&](const std::string& name, const std::string& images, std::vector<std::string> words) {
     words.insert(words.end(), {"center_crop=true", "max_train_steps=2", "per_device_batch_size=1",
-                               "train_data_dir=" + (t / pictures)});
+                               "train_data_dir=" + (t / images)});
     const Outcome o = train(name, words);
     EXPECT_EQ(o.status, 0) << o.err;
     return values_of(name, "loss");
   };
   const std::vector<std::string> told = {"original_size_conditioning=true", "alpha_mask=true"};
   EXPECT_NE(run("wide_told", "wide", told)[0], run("wide_untold", "wide", {})[0]);
-  // A square picture of the resolution is what the default tells of all; one without alpha counts everywhere.
+  // A square image of the resolution is what the default tells of all; one without alpha counts everywhere.
   expect_near(run("square_told", "square", told), run("square_untold", "square", {}), 1e-6);
 }
 
@@ -187,7 +187,7 @@ TEST_F(BucketRuns, WhatDoesNotGoTogetherIsRefusedByName) {
   make_folders(t / "small");
   put("small/0", 9, 9, [](int64_t, int64_t) { return 255; });
   expect_refused({"train_data_dir=" + (t / "square"), "conditioning_data_dir=" + (t / "small"), "masked_loss=true"},
-                 "square/0.png: it has 9x9 pixels, the picture 16x16");
+                 "square/0.png: it has 9x9 pixels, the image 16x16");
 }
 
 }  // namespace

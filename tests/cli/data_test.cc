@@ -27,10 +27,10 @@ const std::string kModels = MD_SOURCE_DIR "/tests/golden/";
 
 class DataRuns : public testing::Test {
  protected:
-  static constexpr int kPictures = 5;
+  static constexpr int kImages = 5;
   DataRuns() {
     make_folders(t / "pictures");
-    for (int i = 0; i < kPictures; ++i) {
+    for (int i = 0; i < kImages; ++i) {
       HostArray rgb(Shape{DType::u8, {16, 16, 3}});
       auto v = rgb.mutable_view<uint8_t>();
       for (size_t k = 0; k < v.size(); ++k) v[k] = static_cast<uint8_t>(41 * i + static_cast<int>(k % 48) * 5);
@@ -234,7 +234,7 @@ TEST_F(DataRuns, TfrecordsOfPackedLatentsTrainAsTheFolderDoes) {
               folder, 3e-3);
 }
 
-TEST_F(DataRuns, TfrecordsOfPicturesTrainAsTheFolderDoes) {
+TEST_F(DataRuns, TfrecordsOfImagesTrainAsTheFolderDoes) {
   const auto folder = trained("folder", {});
   const Outcome o =
       run("prepare_tfrecords", "",
@@ -257,7 +257,7 @@ TEST_F(DataRuns, TarFilesByPatternAreWrittenMirroredToo) {
 }
 
 TEST_F(DataRuns, KilledWhileWritingTfrecordsLeavesNothingToRead) {
-  for (int i = kPictures; i < 400; ++i)
+  for (int i = kImages; i < 400; ++i)
     fs::copy_file(t / "pictures/0.png", t / ("pictures/" + std::to_string(i) + ".png"));
   const pid_t child = ::fork();
   if (child == 0) {

@@ -51,7 +51,7 @@ class Generate : public testing::Test {
 };
 
 // P-1
-TEST_F(Generate, TakesTheRunBesideItsConfigOrOfItsFolderWhereverThatIs) {
+TEST_F(Generate, FindsTheRunNextToItsConfigOrInItsFolder) {
   Outcome o = generate(run);  // the folder
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "its checkpoint " + run + "/checkpoints/3 is used")) << o.err;
@@ -284,7 +284,7 @@ TEST_F(Samplers, WhatTrainingSavesIsReadByPythonAsWell) {
   EXPECT_TRUE(contains(saved, "\"_class_name\": \"DPMSolverMultistepScheduler\"")) << saved;
 }
 
-TEST_F(Samplers, AClassThatIsNotHereIsToldBeforeItsMembersAndCanBeReplaced) {
+TEST_F(Samplers, AnUnsupportedClassIsNamedBeforeItsFieldsAndCanBeReplaced) {
   auto turbo_of = [&](const char* name) {
     std::string text = scheduler_config("sdxl_turbo");
     return model(text.replace(text.find("EulerAncestral"), 14, name));
@@ -472,7 +472,7 @@ TEST_F(Samplers, AChangedSchedulerOfACheckpointIsTakenWithAWarning) {
   EXPECT_TRUE(contains(o.err, weights + "': its bytes are not those that were written")) << o.err;
 }
 
-TEST_F(Samplers, SizesThatTheModelCannotTakeAreToldWithTheirKeys) {
+TEST_F(Samplers, SizesThatTheModelCannotTakeAreNamedByTheirKeys) {
   const Outcome o = sample(kModel, {"width=15"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "height=16, width=15: size 16x15 is not a multiple of ")) << o.err;

@@ -1,4 +1,4 @@
-// Kinds of training, on a tiny Stable Diffusion folder with real pictures: each run does what its keys say.
+// Kinds of training, on a tiny Stable Diffusion folder with real images: each run does what its keys say.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -64,8 +64,8 @@ class Kinds : public testing::Test {
     for (std::string line; std::getline(f, line);) out.push_back(parse_json(line)["loss"]);
     return out;
   }
-  /// A picture of `width` columns, of which no two are alike, from column `from` of 32.
-  void put_picture(const std::string& path, int64_t from, int64_t width) {
+  /// An image of `width` columns, of which no two are alike, from column `from` of 32.
+  void put_image(const std::string& path, int64_t from, int64_t width) {
     HostArray rgb(Shape{DType::u8, {16, width, 3}});
     auto v = rgb.mutable_view<uint8_t>();
     for (int64_t i = 0; i < static_cast<int64_t>(v.size()); ++i) {
@@ -102,7 +102,7 @@ class Kinds : public testing::Test {
 };
 
 // S0-93, S4-52
-TEST_F(Kinds, EncodingInTheStepLearnsWhatTheCacheLearns) {
+TEST_F(Kinds, EncodingInTheStepTrainsAsTheCacheDoes) {
   Outcome o = train("cached", {});
   ASSERT_EQ(o.status, 0) << o.err;
   o = train("uncached", {"cache_latents_text_encoder_outputs=false"});
@@ -117,7 +117,7 @@ TEST_F(Kinds, EncodingInTheStepLearnsWhatTheCacheLearns) {
 }
 
 // S4-23, S4-78, S4-100
-TEST_F(Kinds, TheTextEncoderLearnsBesideTheUNet) {
+TEST_F(Kinds, TheTextEncoderIsTrainedWithTheUNet) {
   Outcome o = train("both", {"train_text_encoder=true"});
   EXPECT_EQ(o.status, 2) << o.err;
   EXPECT_TRUE(contains(o.err, "Cannot train text encoder and cache text encoder outputs")) << o.err;
@@ -156,18 +156,18 @@ TEST_F(Kinds, TheTextEncoderLearnsBesideTheUNet) {
   EXPECT_NE(read_file(t / "shown/samples/step_000001.png"), read_file(t / "shown/samples/step_000002.png"));
 }
 
-TEST_F(Kinds, DreamBoothDrawsItsClassAndLearnsItsSubject) {
+TEST_F(Kinds, DreamBoothGeneratesItsClassAndTrainsOnItsSubject) {
   const std::vector<std::string> words = {"instance_data_dir=" + (t / "pictures"), "class_data_dir=" + (t / "class"),
                                           "instance_prompt=a sks heart", "class_prompt=a heart", "num_class_images=3"};
   Outcome o = train("dream", words);
   ASSERT_EQ(o.status, 0) << o.err;
-  EXPECT_TRUE(contains(o.err, "5 pictures of the subject, 3 of its class")) << o.err;
+  EXPECT_TRUE(contains(o.err, "5 images of the subject, 3 of its class")) << o.err;
   EXPECT_EQ(losses("dream").size(), 3u);
   o = train("again", words);  // the class is there now
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_FALSE(contains(o.err, "drawing")) << o.err;
   EXPECT_EQ(losses("again"), losses("dream"));
-  // Pictures that are added later are others: none is drawn twice, and together they are those of one go.
+  // Images that are added later are others: none is drawn twice, and together they are those of one go.
   std::vector<std::string> at_once = words, more = words;
   at_once[1] = "class_data_dir=" + (t / "class at once");
   at_once[4] = more[4] = "num_class_images=5";
@@ -175,13 +175,13 @@ TEST_F(Kinds, DreamBoothDrawsItsClassAndLearnsItsSubject) {
     o = train(name, keys);
     ASSERT_EQ(o.status, 0) << o.err;
   }
-  auto pictures = [&](const std::string& folder) {
+  auto images = [&](const std::string& folder) {
     std::set<std::string> names;
     for (const auto& f : fs::directory_iterator(t / folder)) names.insert(f.path().filename().string());
     return names;
   };
-  EXPECT_EQ(pictures("class").size(), 5u);
-  EXPECT_EQ(pictures("class"), pictures("class at once"));
+  EXPECT_EQ(images("class").size(), 5u);
+  EXPECT_EQ(images("class"), images("class at once"));
   std::vector<std::string> other = words;
   other.push_back("prior_loss_weight=0.5");
   o = train("other", other);
@@ -201,7 +201,7 @@ TEST_F(Kinds, DreamBoothDrawsItsClassAndLearnsItsSubject) {
 }
 
 // S2-81, S2-83, S2-120
-TEST_F(Kinds, EvaluationMeasuresTheSameTwiceAndLearnsNothing) {
+TEST_F(Kinds, EvaluationMeasuresTheSameTwiceAndTrainsNothing) {
   const std::vector<std::string> words = {"eval_every=2", "eval_data_dir=" + (t / "pictures"),
                                           "timesteps_list=[900,100]", "eval_max_number_of_samples_in_bucket=3"};
   Outcome o = train("plain", {});
@@ -295,7 +295,7 @@ TEST_F(Kinds, ProfileHoldsItsStepsForTensorBoardAndPerfetto) {
 }
 
 // S4-78
-TEST_F(Kinds, LoraIsTrainedSavedResumedAndDrawnWith) {
+TEST_F(Kinds, LoraIsTrainedSavedResumedAndSampled) {
   const std::vector<std::string> lora = {"train_lora=true", "lora_rank=2", "lora_alpha=1", "checkpoint_every=2"};
   Outcome o = train("lora", lora);
   ASSERT_EQ(o.status, 0) << o.err;
@@ -362,7 +362,7 @@ TEST_F(Kinds, LoraIsTrainedSavedResumedAndDrawnWith) {
 }
 
 // S2-105, S2-106, S2-110, S4-95, S4-97
-TEST_F(Kinds, QuantizedModelsAreTrainedAndDrawnWith) {
+TEST_F(Kinds, QuantizedModelsAreTrainedAndSampled) {
   const std::vector<std::string> lora = {"train_lora=true", "lora_rank=2", "lora_alpha=1", "checkpoint_every=2"};
   auto int8 = [](std::vector<std::string> words) {
     words.insert(words.end(), {"use_qwix_quantization=true", "quantization=int8"});
@@ -421,14 +421,14 @@ TEST_F(Kinds, DataOfEveryKindIsTrainedOn) {
   EXPECT_TRUE(contains(o.err, "cannot be combined with random_flip: records hold latents")) << o.err;
 }
 
-TEST_F(Kinds, TfrecordsHoldPicturesWhereAKeySaysSo) {
-  const std::string pictures = "train_data_dir=" MD_SOURCE_DIR "/tests/golden/data/files/pictures.tfrecord";
-  Outcome o = train("cached", {"dataset_type=tfrecord", pictures, "load_tfrecord_cached=false"});
+TEST_F(Kinds, TfrecordsHoldImagesWhereAKeySaysSo) {
+  const std::string images = "train_data_dir=" MD_SOURCE_DIR "/tests/golden/data/files/pictures.tfrecord";
+  Outcome o = train("cached", {"dataset_type=tfrecord", images, "load_tfrecord_cached=false"});
   ASSERT_EQ(o.status, 0) << o.err;
-  o = train("step", {"dataset_type=tfrecord", pictures, "cache_latents_text_encoder_outputs=false"});
+  o = train("step", {"dataset_type=tfrecord", images, "cache_latents_text_encoder_outputs=false"});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_EQ(losses("cached").size(), 3u);
-  EXPECT_EQ(train("encoded", {"dataset_type=tfrecord", pictures}).status, 4);
+  EXPECT_EQ(train("encoded", {"dataset_type=tfrecord", images}).status, 4);
 }
 
 // S2-60, S2-63
@@ -465,7 +465,7 @@ TEST_F(Kinds, SyntheticSamplesHaveTheSizesOfTheirKeys) {
 }
 
 // S2-75
-TEST_F(Kinds, CheckpointsLieWhereTheirKeySaysAndAreGoneOnAndDrawnFrom) {
+TEST_F(Kinds, CheckpointsAreWhereTheirKeySaysResumedAndSampled) {
   const std::string where = "checkpoint_dir=" + (t / "elsewhere");
   ASSERT_EQ(train("kept", {}).status, 0);
   ASSERT_EQ(train("moved", {where, "max_train_steps=2"}).status, 0);
@@ -484,19 +484,19 @@ TEST_F(Kinds, CheckpointsLieWhereTheirKeySaysAndAreGoneOnAndDrawnFrom) {
 
 TEST_F(Kinds, FrozenModelsComputeInTheTypesOfTheirKeys) {
   const std::vector<std::string> np = {"output_type=np"};
-  auto pictures = [&](const std::string& name, const std::vector<std::string>& more) {
+  auto images = [&](const std::string& name, const std::vector<std::string>& more) {
     std::vector<std::string> words = np;
     words.insert(words.end(), more.begin(), more.end());
     return last_floats(draw(name, words), 768);
   };
-  const std::vector<float> plain = pictures("f32", {});
+  const std::vector<float> plain = images("f32", {});
   // The folder's weights are bf16 numbers.
-  EXPECT_EQ(pictures("stored", {"vae_weights_dtype=bfloat16"}), plain);
+  EXPECT_EQ(images("stored", {"vae_weights_dtype=bfloat16"}), plain);
   for (const char* word : {"text_encoder_dtype=bfloat16", "vae_dtype=bfloat16"}) {
-    const std::vector<float> found = pictures(std::string(word).substr(0, 7), {word});
+    const std::vector<float> found = images(std::string(word).substr(0, 7), {word});
     double worst = 0;
     for (size_t i = 0; i < plain.size(); ++i) worst = std::max<double>(worst, std::fabs(found[i] - plain[i]));
-    fmt::print("  {}: pictures {:.2g}\n", word, worst);
+    fmt::print("  {}: images {:.2g}\n", word, worst);
     EXPECT_GT(worst, 0) << word;
     // Of values up to 1: four deviations of 16 layers, which round by 2^-9 each and add up as roots do.
     EXPECT_LT(worst, 4 * std::sqrt(16) / 512) << word;
@@ -517,7 +517,7 @@ TEST_F(Kinds, FrozenModelsComputeInTheTypesOfTheirKeys) {
   }
 }
 
-TEST_F(Kinds, PicturesSayWithWhatTheyWereDrawn) {
+TEST_F(Kinds, ImagesHoldTheirSamplingSettings) {
   const std::string png =
       draw("told", {"output_type=png", "negative_prompt=grey", "sample_seed=7", "guidance_scale=3"});
   EXPECT_TRUE(contains(png, "heart\nNegative prompt: grey\nSteps: 2, Sampler: ")) << png.substr(0, 400);
@@ -534,18 +534,18 @@ TEST_F(Kinds, AFolderIsWhatItsKeysSayItIs) {
 }
 
 // S4-57, S4-58
-TEST_F(Kinds, PicturesArePreparedAsTheirKeysSay) {
+TEST_F(Kinds, ImagesArePreparedAsTheirKeysSay) {
   for (const char* folder : {"wide", "middle"}) make_folders(t / folder);
-  put_picture(t / "wide/0.png", 0, 32);
-  put_picture(t / "middle/0.png", 8, 16);
+  put_image(t / "wide/0.png", 0, 32);
+  put_image(t / "middle/0.png", 8, 16);
   const std::string one = "per_device_batch_size=1";
   ASSERT_EQ(train("cut", {"train_data_dir=" + (t / "wide"), "center_crop=true", one}).status, 0);
   ASSERT_EQ(train("ready", {"train_data_dir=" + (t / "middle"), one}).status, 0);
   ASSERT_EQ(train("squeezed", {"train_data_dir=" + (t / "wide"), one}).status, 0);
   EXPECT_EQ(losses("cut"), losses("ready"));
   EXPECT_NE(losses("squeezed"), losses("ready"));
-  // Which draws are mirrored does not depend on where pictures are encoded.
-  put_picture(t / "wide/1.png", 3, 20);
+  // Which draws are mirrored does not depend on where images are encoded.
+  put_image(t / "wide/1.png", 3, 20);
   ASSERT_EQ(train("flipped", {"train_data_dir=" + (t / "wide"), "random_flip=true"}).status, 0);
   ASSERT_EQ(train("flipped_in_step",
                   {"train_data_dir=" + (t / "wide"), "random_flip=true", "cache_latents_text_encoder_outputs=false"})
@@ -564,7 +564,7 @@ TEST_F(Kinds, PicturesArePreparedAsTheirKeysSay) {
 TEST_F(Kinds, EpochsCountWhereStepsDoNot) {
   const Outcome o = train("epochs", {"max_train_steps=0", "num_train_epochs=2", "random_flip=true"});
   ASSERT_EQ(o.status, 0) << o.err;
-  EXPECT_EQ(losses("epochs").size(), 5u);  // twice five pictures, two at a time
+  EXPECT_EQ(losses("epochs").size(), 5u);  // twice five images, two at a time
   // An epoch has two batches and a half; three steps are given.
   ASSERT_EQ(train("steps", {"num_train_epochs=1"}).status, 0);
   EXPECT_EQ(losses("steps").size(), 3u);
@@ -574,7 +574,7 @@ TEST_F(Kinds, EpochsCountWhereStepsDoNot) {
 }
 
 // S4-9, S4-10, S4-31, S4-80, S4-84, S4-85, S4-91
-TEST_F(Kinds, PicturesFollowTheirKeys) {
+TEST_F(Kinds, ImagesFollowTheirKeys) {
   ASSERT_EQ(train("tuned", {}).status, 0);
   const std::string tuned = t / "tuned/checkpoints/3", plain = draw("plain", {}),
                     wanted = draw("tuned_folder", {"pretrained_model_name_or_path=" + tuned});
@@ -607,7 +607,7 @@ TEST_F(Kinds, PicturesFollowTheirKeys) {
   EXPECT_EQ(draw("unguided", {"do_classifier_free_guidance=false"}), draw("one", {"guidance_scale=1"}));
   EXPECT_NE(draw("prompt", {"prompt=circle"}), plain);
 
-  // Picture by picture: a decoder for one, and the same pictures.
+  // Image by image: a decoder for one, and the same images.
   auto programs = [&] { return std::distance(fs::directory_iterator(t / "programs"), {}); };
   const std::vector<std::string> two = {"num_images_per_prompt=2", "per_device_batch_size=2", "output_type=np",
                                         "jax_cache_dir=" + (t / "programs")};
@@ -620,7 +620,7 @@ TEST_F(Kinds, PicturesFollowTheirKeys) {
   for (size_t i = 0; i < alone.size(); ++i) ASSERT_NEAR(alone[i], together[i], 1e-5) << i;
   EXPECT_EQ(draw("png", {"output_type=png"}).substr(1, 3), "PNG");
 
-  put_picture(t / "control.png", 0, 16);
+  put_image(t / "control.png", 0, 16);
   const std::vector<std::string> control = {"controlnet_model_name_or_path=" MD_SOURCE_DIR
                                             "/tests/golden/pipelines/controlnet",
                                             "controlnet_image=" + (t / "control.png")};
@@ -649,7 +649,7 @@ TEST_F(Kinds, PicturesFollowTheirKeys) {
 }
 
 // S4-43, S4-45, S4-46, P-2
-TEST_F(Kinds, WhatIsSavedAndDrawnAgreesWithWhatWasTrained) {
+TEST_F(Kinds, SavedWeightsAndSamplesAreThoseOfTheTrainedModel) {
   const std::vector<std::string> keys = {
       "prediction_type=v_prediction", "diffusion_scheduler_config={rescale_zero_terminal_snr: true, beta_end: 0.02}"};
   ASSERT_EQ(train("v", keys).status, 0);

@@ -23,7 +23,7 @@ Outcome compile_video(std::vector<std::string> words) {
 }
 
 /// SDXL's kind, one level with a transformer.
-Outcome compile_pictures(std::vector<std::string> words) {
+Outcome compile_images(std::vector<std::string> words) {
   const TemporaryFolder folder;
   std::filesystem::copy(MD_SOURCE_DIR "/configs/models/emoji", folder.path(), std::filesystem::copy_options::recursive);
   write_file_atomic(folder / "unet/config.json", R"({"_class_name": "UNet2DConditionModel", "sample_size": 16,
@@ -89,8 +89,8 @@ TEST(ParallelismExamples, WanSplitsSequencesAndHeadsAndTakesABatchOfOneOnFourDev
 }
 
 // S1-40
-TEST(ParallelismExamples, PicturesOnOneHostTakeDataByItself) {
-  const Outcome o = compile_pictures({"topology=v6e:2x4", "ici_data_parallelism=-1", "per_device_batch_size=1"});
+TEST(ParallelismExamples, ImagesOnOneHostTakeDataByItself) {
+  const Outcome o = compile_images({"topology=v6e:2x4", "ici_data_parallelism=-1", "per_device_batch_size=1"});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.out, "mesh: data 8 (8 devices)")) << o.out;
   EXPECT_FALSE(contains(o.out, "all-gather")) << o.out;
@@ -98,8 +98,8 @@ TEST(ParallelismExamples, PicturesOnOneHostTakeDataByItself) {
 
 // S1-55
 TEST(ParallelismExamples, DataFsdpAndTensorTogether) {
-  const Outcome o = compile_pictures({"topology=v6e:2x4", "ici_data_parallelism=2", "ici_fsdp_parallelism=2",
-                                      "ici_tensor_parallelism=2", "per_device_batch_size=1"});
+  const Outcome o = compile_images({"topology=v6e:2x4", "ici_data_parallelism=2", "ici_fsdp_parallelism=2",
+                                    "ici_tensor_parallelism=2", "per_device_batch_size=1"});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.out, "mesh: data 2 × fsdp 2 × tensor 2 (8 devices)")) << o.out;
   EXPECT_TRUE(contains(o.out, "all-gather over fsdp")) << o.out;

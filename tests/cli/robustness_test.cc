@@ -147,7 +147,7 @@ TEST_F(Robustness, AResumedRunNamesTheKeysThatChanged) {
   EXPECT_EQ(named, 2) << o.err;  // no other key is
 }
 
-TEST_F(Robustness, DevicesThatAreNotThereAreSaidWithinSeconds) {
+TEST_F(Robustness, MissingDevicesAreReportedWithinSeconds) {
   Outcome o = within(20, words("train", "many", {"cpu_device_count=100000"}));
   EXPECT_EQ(o.status, 2) << o.err;
   EXPECT_TRUE(contains(o.err, "cpu_device_count is `100000`, expected a whole number, 1 to 1024")) << o.err;
@@ -170,7 +170,7 @@ TEST_F(Robustness, AFileOverTheLimitOfItsSizeIsAnErrorThatSaysSo) {
   EXPECT_TRUE(contains(o.err, "ulimit -f")) << o.err;
 }
 
-TEST_F(Robustness, WeightsThatAreNoneAreToldAsWhatTheyAre) {
+TEST_F(Robustness, FilesThatAreNotWeightsAreNamedAsWhatTheyAre) {
   const std::pair<std::string, std::string> files[] = {
       {"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n", "a pointer of git-lfs"},
       {"<!DOCTYPE html>\n<html></html>", "a page of HTML"},

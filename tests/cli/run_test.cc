@@ -95,7 +95,7 @@ TEST_F(FreshMachine, UsageListsEveryCommandOfTheProgram) {
 }
 
 // S3-14
-TEST_F(FreshMachine, NotRootIsToldExactlyWhichPackagesAreMissing) {
+TEST_F(FreshMachine, WithoutRootTheMissingPackagesAreNamed) {
   if (!exists("/etc/debian_version")) GTEST_SKIP() << "not Debian";
   for (std::string words : {"train configs/quickstart.yml", "test", "test quick", "setup"}) {
     Outcome o = run(words);
@@ -107,7 +107,7 @@ TEST_F(FreshMachine, NotRootIsToldExactlyWhichPackagesAreMissing) {
   }
 }
 
-TEST_F(FreshMachine, OtherSystemsAreToldTheirOwnCommand) {
+TEST_F(FreshMachine, OtherSystemsGetTheirOwnCommand) {
   const std::string f = folder_.path();
   write_file_atomic(f + "/os-release", "ID=fedora\n");
   make_folders(f + "/usr/bin");

@@ -1,4 +1,4 @@
-// Whole runs of the real program on a few real pictures, with a model small enough to compile in seconds: what it
+// Whole runs of the real program on a few real images, with a model small enough to compile in seconds: what it
 // writes, that it goes on after kill -9 as if nothing had happened, and that damage costs nothing that was there.
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -24,13 +24,13 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// One folder for all tests of this file: pictures and model.
+/// One folder for all tests of this file: images and model.
 struct Shared {
   TemporaryFolder folder;
-  std::string pictures = folder / "pictures", model = folder / "model";
+  std::string images = folder / "pictures", model = folder / "model";
 
   Shared() {
-    write_shades(pictures, 20);
+    write_shades(images, 20);
     write_tiny_model(model);
   }
 };
@@ -49,7 +49,7 @@ std::vector<std::string> words(const std::string& name, const std::vector<std::s
                                 "run_name=" + name,
                                 "pretrained_model_name_or_path=" + s.model,
                                 "dataset_name=",
-                                "train_data_dir=" + s.pictures,
+                                "train_data_dir=" + s.images,
                                 "dataset_save_location=" + (s.folder / "data"),
                                 "resolution=16",
                                 "vae_max_train_steps=3",
@@ -221,7 +221,7 @@ TEST(Train, ARefusedConfigAndASecondRunLeaveTheRunAlone) {
 }
 
 // S4-99, S4-101, S4-102, P-6
-TEST(Train, GoesOnAfterKillAsIfNothingHadHappened) {
+TEST(Train, ResumesAfterKillToTheBit) {
   // The learning rate's schedule has its own length, so the number of steps changes nothing but the end.
   const std::string run = run_folder("killed");
   // Killed in the middle of the UNet's training, once something is saved.
@@ -261,14 +261,14 @@ TEST(Train, ScaleLrMultipliesTheRateByTheGlobalBatch) {
   EXPECT_NEAR(rate("scaled_rate") / rate("plain_rate"), 4, 1e-4);
 }
 
-TEST(Train, PicturesThatDoNotDecodeAreNamedAndSkipped) {
+TEST(Train, ImagesThatDoNotDecodeAreNamedAndSkipped) {
   const std::string folder = shared().folder / "damaged";
-  fs::copy(shared().pictures, folder);
+  fs::copy(shared().images, folder);
   fs::resize_file(folder + "/3.png", 60);
   Outcome o = maxdiffusion(words("damaged", {"train_data_dir=" + folder}));
   EXPECT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, folder + "/3.png")) << o.err;
-  EXPECT_TRUE(contains(o.err, "8 pictures, 1 skipped")) << o.err;
+  EXPECT_TRUE(contains(o.err, "8 images, 1 skipped")) << o.err;
 }
 
 // S4-16
@@ -297,7 +297,7 @@ TEST(Train, DamagedWeightsAreRefusedByName) {
 }
 
 // S4-16, P-1
-TEST(Train, AfterwardsGenerateDrawsWithWhatWasTrained) {
+TEST(Train, AfterwardsGenerateSamplesTheTrainedModel) {
   // Models that started from random values are not random any more.
   ASSERT_EQ(maxdiffusion(words("drawn_from")).status, 0);
   auto draw = [](const std::vector<std::string>& more) {

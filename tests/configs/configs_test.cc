@@ -32,7 +32,7 @@ const std::string kPictures = MD_SOURCE_DIR "/tests/golden/pipelines/", kVideos 
 struct Tiny {
   std::string folder;
   Words words;
-  Dims media;  // one picture [H, W, 3], or one video [F, H, W, 3]
+  Dims media;  // one image [H, W, 3], or one video [F, H, W, 3]
 };
 
 const Words kImageWords = {"resolution=16", "dataset_name=", "train_data_dir={}/pictures"},
@@ -55,17 +55,17 @@ const std::string kTexts = "max_sequence_length=12", kImage = "image={}/pictures
 
 /// By what the files call them. A file that names a model which is not here fails, and is to get a row.
 const std::map<std::string, Tiny> kModels = {
-    {"CompVis/stable-diffusion-v1-4", {kPictures + "sd", kImageWords, kPicture}},
-    {"stable-diffusion-v1-5/stable-diffusion-v1-5", {kPictures + "sd", kImageWords, kPicture}},
-    {"stabilityai/stable-diffusion-2-base", {kPictures + "sd2", kImageWords, kPicture}},
-    {"stabilityai/stable-diffusion-2-1", {kPictures + "sd2", kImageWords, kPicture}},
-    {"stabilityai/stable-diffusion-xl-base-1.0", {kPictures + "sdxl", kImageWords, kPicture}},
+    {"CompVis/stable-diffusion-v1-4", {kImages + "sd", kImageWords, kPicture}},
+    {"stable-diffusion-v1-5/stable-diffusion-v1-5", {kImages + "sd", kImageWords, kPicture}},
+    {"stabilityai/stable-diffusion-2-base", {kImages + "sd2", kImageWords, kPicture}},
+    {"stabilityai/stable-diffusion-2-1", {kImages + "sd2", kImageWords, kPicture}},
+    {"stabilityai/stable-diffusion-xl-base-1.0", {kImages + "sdxl", kImageWords, kPicture}},
     {"Wan-AI/Wan2.1-T2V-14B-Diffusers", {kVideos + "t2v", video_words({kTexts}), kVideo}},
     {"Wan-AI/Wan2.1-T2V-1.3B-Diffusers", {kVideos + "t2v", video_words({kTexts}), kVideo}},
     {"Wan-AI/Wan2.2-T2V-A14B-Diffusers", {kVideos + "a14b", video_words({kTexts, "train_expert=low"}), kVideo}},
     {"Wan-AI/Wan2.1-I2V-14B-720P-Diffusers", {kVideos + "i2v", video_words({kImage}), kVideo}},
     {"Wan-AI/Wan2.2-I2V-A14B-Diffusers", {kVideos + "i2v_a14b", video_words({kImage, "train_expert=low"}), kVideo}},
-    // Latents and embeddings of one of the two are written by the test of TFRecords; here both take pictures.
+    // Latents and embeddings of one of the two are written by the test of TFRecords; here both take images.
     {"black-forest-labs/FLUX.1-dev",
      {kFlows + "dev",
       {"resolution=16", "dataset_name=", "train_data_dir={}/pictures", "dataset_type=tf", kTexts},
@@ -118,7 +118,7 @@ class Configs : public testing::Test {
       write_png(t / fmt::format("pictures/{}.png", i), rgb);
       write_file_atomic(t / fmt::format("pictures/{}.txt", i), fmt::format("heart {}", i));
     }
-    fs::copy(kPictures + "sdxl/unet/diffusion_pytorch_model.safetensors",
+    fs::copy(kImages + "sdxl/unet/diffusion_pytorch_model.safetensors",
              t / "lightning/sdxl_lightning_4step_unet.safetensors");
   }
   Words placed(Words words) const {
@@ -166,7 +166,7 @@ class ShippedConfig : public Configs, public testing::WithParamInterface<std::st
 bool equal(const HostArray& a, const HostArray& b) { return a.to_doubles() == b.to_doubles(); }
 
 // S0-90, S3-15
-TEST_P(ShippedConfig, IsTrainedAndDrawnFrom) {
+TEST_P(ShippedConfig, IsTrainedAndSampled) {
   const std::string& file = GetParam();
   const Outcome whole = maxdiffusion({"inspect", "config", kConfigs + file});
   ASSERT_EQ(whole.status, 0) << whole.err;
@@ -219,9 +219,9 @@ TEST_P(ShippedConfig, IsTrainedAndDrawnFrom) {
   ASSERT_EQ(two.size(), 2u);
   ASSERT_EQ(one.size(), 2u);
   EXPECT_EQ(two[0].dims(), tiny.media);
-  EXPECT_TRUE(equal(two[0], one[0])) << "one prompt and seed give one picture";
-  EXPECT_FALSE(equal(two[1], one[1])) << "of the same noise, another prompt gives another picture";
-  EXPECT_FALSE(equal(one[0], one[1])) << "of the same prompt, other noise gives another picture";
+  EXPECT_TRUE(equal(two[0], one[0])) << "one prompt and seed give one image";
+  EXPECT_FALSE(equal(two[1], one[1])) << "of the same noise, another prompt gives another image";
+  EXPECT_FALSE(equal(one[0], one[1])) << "of the same prompt, other noise gives another image";
 }
 
 INSTANTIATE_TEST_SUITE_P(All, ShippedConfig, testing::ValuesIn(files()),
@@ -259,8 +259,8 @@ std::vector<Words> commands_of(const std::string& page) {
 class DocumentedCommands : public Configs {
  protected:
   DocumentedCommands() {
-    fs::copy(kPictures + "lora_peft.safetensors", t / "style.safetensors");
-    fs::copy(kPictures + "lora_kohya.safetensors", t / "line.safetensors");
+    fs::copy(kImages + "lora_peft.safetensors", t / "style.safetensors");
+    fs::copy(kImages + "lora_kohya.safetensors", t / "line.safetensors");
   }
   /// With what stands for its model, data and files, and nothing that takes long; and where its config is, or its end.
   std::pair<Words, size_t> filled(const Words& words) {
@@ -275,15 +275,15 @@ class DocumentedCommands : public Configs {
           value_of(maxdiffusion({"inspect", "config", kConfigs + file}).out, "pretrained_model_name_or_path"));
     // What has no weights is trained, and nothing is sampled from it.
     if (words[0] == "generate" && tiny.folder.starts_with(kConfigs)) tiny = kModels.at("");
-    const std::string model = "pretrained_model_name_or_path=" + tiny.folder, pictures = t / "pictures";
+    const std::string model = "pretrained_model_name_or_path=" + tiny.folder, images = t / "pictures";
     const std::map<std::string, std::string> stands = {
         {"…", model},
         {"pretrained_model_name_or_path=FOLDER", model},
-        {"train_data_dir=FOLDER", "train_data_dir=" + pictures},
-        {"train_data_dir=PICTURES", "train_data_dir=" + pictures},
-        {"instance_data_dir=…", "instance_data_dir=" + pictures},
-        {"controlnet_model_name_or_path=FOLDER", "controlnet_model_name_or_path=" + kPictures + "controlnet"},
-        {"controlnet_image=edges.png", "controlnet_image=" + pictures + "/0.png"},
+        {"train_data_dir=FOLDER", "train_data_dir=" + images},
+        {"train_data_dir=PICTURES", "train_data_dir=" + images},
+        {"instance_data_dir=…", "instance_data_dir=" + images},
+        {"controlnet_model_name_or_path=FOLDER", "controlnet_model_name_or_path=" + kImages + "controlnet"},
+        {"controlnet_image=edges.png", "controlnet_image=" + images + "/0.png"},
         {"CONFIG.yml", kConfigs + "quickstart.yml"},
         {"FOLDER", words[0] == "convert" && words[2] == "FOLDER" ? t / "made" : tiny.folder},
         {"TUNED_FOLDER", t / "merged"}};

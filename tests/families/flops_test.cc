@@ -38,7 +38,7 @@ TEST(StepFlops, OfFrozenEncodersAreOnlyTheirForwardPass) {
   EXPECT_DOUBLE_EQ(step(encodes, frozen) - step(tiny_task()), text);
 }
 
-TEST(StepFlops, OfFrozenWeightsBesideLoraAreTwiceTheirForwardPass) {
+TEST(StepFlops, OfFrozenWeightsUnderLoraAreTwiceTheirForwardPass) {
   const StepOptions lora{.variation = [](const std::string&, const Scope& scope) {
     return lora_scope(scope, {.rank = 1, .alpha = 1, .targets = {"to_q", "to_k", "to_v", "to_out.0"}});
   }};

@@ -213,7 +213,7 @@ TEST(FluxSchedule, IsShiftedByTheNumberOfTokens) {
   expect_shift(sampled_times({{"_class_name", "FlowMatchEulerDiscreteScheduler"}}, 64, 64), 1);
 }
 
-TEST(FluxSchedule, ObeysItsKeys) {
+TEST(FluxSchedule, FollowsItsKeys) {
   const std::string file = R"({"_class_name": "FlowMatchEulerDiscreteScheduler", "use_dynamic_shifting": true,
     "base_shift": 0.5, "max_shift": 1.15, "shift": 3.0})";
   SchedulerKeys keys;

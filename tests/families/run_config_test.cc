@@ -133,7 +133,7 @@ TEST(RunConfig, NumbersThatNoRunCanUseAreRefused) {
   EXPECT_EQ(parse("", {"max_train_steps=-1", "learning_rate=0", "guidance_scale=0"}).optim.max_train_steps, -1);
 }
 
-TEST(RunConfig, SeedsOfMinusOneAreDrawnAndSaidAndKeptByTheRun) {
+TEST(RunConfig, SeedsOfMinusOneAreRandomLoggedAndSaved) {
   const TemporaryFolder t;
   const RunConfig c = parse("", {"seed=-1", "sample_seed=-1", "run_name=mine", "output_dir=" + t.path()});
   testing::internal::CaptureStderr();
@@ -152,7 +152,7 @@ TEST(RunConfig, SeedsOfMinusOneAreDrawnAndSaidAndKeptByTheRun) {
   EXPECT_EQ(info("{seed: 5, sample_seed: 6}").sample_seed, 6u);
 }
 
-TEST(RunConfig, TheLogSaysWhichSchedulerDrawsAndWhy) {
+TEST(RunConfig, TheLogNamesTheSamplerAndWhy) {
   testing::internal::CaptureStderr();
   SchedulerKeys keys = parse("", {"diffusion_scheduler_config={_class_name: PNDMScheduler}"}).scheduler;
   sampling_config(R"({"_class_name": "DDIMScheduler"})", keys);
@@ -165,7 +165,7 @@ TEST(RunConfig, TheLogSaysWhichSchedulerDrawsAndWhy) {
   EXPECT_TRUE(contains(log, "scheduler: \"LMSDiscreteScheduler\" (from the model folder)")) << log;
 }
 
-TEST(RunConfig, LatentsOfAnotherSizeAreToldTheLayoutOfTheirFile) {
+TEST(RunConfig, LatentsOfAnotherSizeNameTheLayoutOfTheirFile) {
   const auto family = tiny_family();
   SampleOptions o;
   o.prompts = {"one"};
@@ -176,7 +176,7 @@ TEST(RunConfig, LatentsOfAnotherSizeAreToldTheLayoutOfTheirFile) {
     FAIL() << "latents of another size";
   } catch (const Error& e) {
     EXPECT_EQ(e.message(),
-              "latents are f32[1,4,8,8]; 1 of 64x128 pixels need f32[1,4,8,16] (pictures, channels, height, width)");
+              "latents are f32[1,4,8,8]; 1 of 64x128 pixels need f32[1,4,8,16] (images, channels, height, width)");
   }
 }
 
@@ -266,7 +266,7 @@ TEST(RunConfig, CheckpointsLieInTheRunsFolderUnlessAKeySaysWhere) {
 }
 
 // S2-50
-TEST(RunConfig, RecordsHoldPicturesWhereAKeySaysSo) {
+TEST(RunConfig, RecordsHoldImagesWhereAKeySaysSo) {
   EXPECT_TRUE(reads_encoded_records(parse("dataset_type: tfrecord")));
   EXPECT_TRUE(reads_encoded_records(parse("dataset_type: grain")));
   EXPECT_FALSE(reads_encoded_records(parse("dataset_type: hf")));
@@ -382,7 +382,7 @@ TEST(RunConfig, WhatIsSavedMeansTheSameFromAnyFolder) {
                        "\npretrained_model_name_or_path: owner/name\n"));
 }
 
-TEST(RunConfig, KeysOfOtherProgramsAreAnsweredWithOurs) {
+TEST(RunConfig, KeysOfOtherProgramsNameOurs) {
   EXPECT_TRUE(contains(refusal({"train_batch_size=4"}),
                        "there is no key `train_batch_size`\n  here it is `per_device_batch_size`"));
   EXPECT_TRUE(contains(refusal({"MAX_TRAIN_STEPS=2"}), "did you mean `max_train_steps`?"));

@@ -85,7 +85,7 @@ output_type: np
 TemporaryFolder* ToyFamily::root_ = nullptr;
 
 // P-4
-TEST_F(ToyFamily, LearnsIsEvaluatedByTimestepAndDrawsWhatThePromptSays) {
+TEST_F(ToyFamily, TrainsIsEvaluatedByTimestepAndFollowsThePrompt) {
   train(request("learns", {"max_train_steps=240", "eval_every=120"}));
   const std::vector<nlohmann::json> lines = metrics("learns");
   ASSERT_EQ(lines.size(), 240u);
@@ -131,7 +131,7 @@ TEST_F(ToyFamily, IsNotTrainedWithDropoutLayersThatItDoesNotHave) {
   }
 }
 
-TEST_F(ToyFamily, AnswersToItsNamesAndTypes) {
+TEST_F(ToyFamily, IsFoundByItsNamesAndTypes) {
   auto open = [](const std::vector<std::string>& words) { ModelComponents(request("named", words).components); };
   EXPECT_NO_THROW(open({"model_name=toy1", "model_type=T2I"}));
   for (const auto& [word, message] :

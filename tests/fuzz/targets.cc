@@ -64,8 +64,8 @@ FuzzTarget model(const std::string& class_name, int64_t count, const std::vector
   return t;
 }
 
-/// The pictures of a recorded test, by the end of their names.
-std::vector<std::string> pictures(const std::string& end) {
+/// The images of a recorded test, by the end of their names.
+std::vector<std::string> images(const std::string& end) {
   std::vector<std::string> found;
   const nlohmann::json golden = parse_json(source("tests/golden/data/pictures.json"));
   for (const auto& file : golden["files"]) {
@@ -79,7 +79,7 @@ std::vector<std::string> pictures(const std::string& end) {
 }
 
 FuzzTarget picture(const std::string& format, int64_t count, const std::string& end) {
-  return {format, count, pictures(end), [](const std::string& bytes, const std::string&) {
+  return {format, count, images(end), [](const std::string& bytes, const std::string&) {
             decode_stored_image(bytes.data(), bytes.size(), "it", {.alpha = true});
           }};
 }

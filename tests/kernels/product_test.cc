@@ -169,7 +169,7 @@ TEST(ProductKernelInGraphs, IsAnotherProgramWhereProductsAreOfBf16) {
   EXPECT_NE(text_of(c, {.callable = true}), text_of(c, {.callable = true, .bf16_products = true}));
 }
 
-TEST(Processor, IsAskedOnce) {
+TEST(Processor, IsProbedOnce) {
   EXPECT_EQ(processor().describe(), processor().describe());
   const CpuKernels kernels = one_device().graph_options().cpu_kernels;
   EXPECT_EQ(kernels.f32_products, processor().wide_vectors);

@@ -194,7 +194,7 @@ std::vector<std::string> names_of_families(const std::string& source, const std:
 }
 
 // P-3
-TEST(Layering, WhatTrainsAndDrawsNamesNoFamily) {
+TEST(Layering, TrainingAndSamplingNameNoFamily) {
   for (const char* folder :
        {"maxdiffusion/encoders", "maxdiffusion/tasks", "maxdiffusion/pipelines", "maxdiffusion/train",
         "maxdiffusion/settings", "maxdiffusion/run", "maxdiffusion/convert", "maxdiffusion/commands", "apps"})

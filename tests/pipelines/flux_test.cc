@@ -1,4 +1,4 @@
-// FLUX.1 through the real program: what pictures follow beside the goldens, and runs that are trained in full and with
+// FLUX.1 through the real program: what images follow beside the goldens, and runs that are trained in full and with
 // LoRA, killed, resumed to the bit and drawn with.
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using Words = std::vector<std::string>;
 
 const std::string kGoldens = MD_SOURCE_DIR "/tests/golden/", kDev = kGoldens + "flux/dev";
 
-struct FluxPictures : testing::Test {
+struct FluxImages : testing::Test {
   TemporaryFolder t;
 
   Outcome generate(const Words& more) {
@@ -42,7 +42,7 @@ struct FluxPictures : testing::Test {
   }
 };
 
-TEST_F(FluxPictures, FollowTheirKeys) {
+TEST_F(FluxImages, FollowTheirKeys) {
   std::string log;
   const std::vector<double> plain = latents({"prompt=red heart", "guidance_scale=3.5"}, &log);
   EXPECT_FALSE(contains(log, "no effect")) << log;
@@ -79,7 +79,7 @@ TEST_F(FluxPictures, FollowTheirKeys) {
   EXPECT_TRUE(contains(many.err, "prompt_2 has 2 texts for 3 prompts")) << many.err;
 }
 
-TEST_F(FluxPictures, AreFilesOfTheirName) {
+TEST_F(FluxImages, AreFilesOfTheirName) {
   ASSERT_EQ(generate({"prompt=red heart", "num_images_per_prompt=2", "guidance_scale=2.5"}).status, 0);
   const std::string bytes = read_file(t / "flux_1.png");
   EXPECT_TRUE(contains(bytes, "CFG scale: 1, Distilled CFG Scale: 2.5, Seed: 0")) << bytes.substr(0, 400);
@@ -126,7 +126,7 @@ struct TrainedFlux : testing::Test {
   }
 };
 
-TEST_F(TrainedFlux, FromRandomWeightsIsResumedToTheBitAndDrawnWith) {
+TEST_F(TrainedFlux, FromRandomWeightsIsResumedToTheBitAndSampled) {
   const std::string weights = "transformer/diffusion_pytorch_model.safetensors";
   Outcome o = train("whole", {"train_new_flux=true"});
   ASSERT_EQ(o.status, 0) << o.err;
@@ -139,7 +139,7 @@ TEST_F(TrainedFlux, FromRandomWeightsIsResumedToTheBitAndDrawnWith) {
   EXPECT_NE(drawn(file("whole", 6, "")), drawn(kDev));
 }
 
-TEST_F(TrainedFlux, LoraIsResumedToTheBitAndDrawnWith) {
+TEST_F(TrainedFlux, LoraIsResumedToTheBitAndSampled) {
   const Words lora = {"train_lora=true", "lora_rank=2", "lora_alpha=1"};
   const std::string peft = "pytorch_lora_weights.safetensors", kohya = "lora_kohya.safetensors";
   ASSERT_EQ(train("run", lora).status, 0);
@@ -165,7 +165,7 @@ TEST_F(TrainedFlux, LoraIsResumedToTheBitAndDrawnWith) {
   for (size_t i = 0; i < own.size(); ++i) EXPECT_NEAR(original[i], own[i], 1e-4) << i;
 }
 
-TEST_F(TrainedFlux, OnPicturesTheTextEncodersLeaveFirst) {
+TEST_F(TrainedFlux, OnImagesTheTextEncodersLeaveFirst) {
   make_folders(t / "pictures");
   for (int i = 0; i < 2; ++i) {
     HostArray rgb(Shape{DType::u8, {16, 16, 3}});

@@ -109,7 +109,7 @@ TEST_F(MeshRuns, LoraIsTrainedAsOnOneDevice) {
   EXPECT_TRUE(exists(t / "eight/checkpoints/4/pytorch_lora_weights.safetensors"));
 }
 
-TEST_F(MeshRuns, ControlNetDrawsAsOnOneDevice) {
+TEST_F(MeshRuns, ControlNetSamplesAsOnOneDevice) {
   HostArray rgb(Shape{DType::u8, {16, 16, 3}});
   auto v = rgb.mutable_view<uint8_t>();
   for (size_t k = 0; k < v.size(); ++k) v[k] = static_cast<uint8_t>(k * 37);

@@ -177,7 +177,7 @@ TEST_F(LoadedPipeline, SaysHowFarItIsAndGivesLatentsAlone) {
   EXPECT_EQ(whole.parameters.size(), 4U);
   EXPECT_TRUE(contains(whole.parameters[2],
                        "blue\nSteps: 4, Sampler: EulerDiscreteScheduler, CFG scale: 7.5, Seed: 5, "
-                       "Size: 16x16, Model: sdxl, Picture: 2"))
+                       "Size: 16x16, Model: sdxl, Image: 2"))
       << whole.parameters[2];
   request.decode = false;
   const SampleResult latents = pipeline.generate(request);
@@ -185,7 +185,7 @@ TEST_F(LoadedPipeline, SaysHowFarItIsAndGivesLatentsAlone) {
   EXPECT_TRUE(same(latents.latents, whole.latents));
   // The second of each prompt alone is the same image.
   request.num_images_per_prompt = 1, request.prompt = {"red"}, request.first_sample = 1;
-  EXPECT_TRUE(contains(pipeline.generate(request).parameters.at(0), "Picture: 1"));
+  EXPECT_TRUE(contains(pipeline.generate(request).parameters.at(0), "Image: 1"));
 }
 
 TEST_F(LoadedPipeline, TakesLoraFilesAndAControlNet) {
@@ -288,7 +288,7 @@ TEST_F(LoadedPipeline, RefusesWhatTheModelCannotDoAndTakesTheNextRequest) {
   EXPECT_TRUE(contains(refused([](auto& r) {
                          r.latents = HostArray(Shape{DType::f32, {3, 2, 2, 4}}), r.prompt = {"a", "b"};
                        }),
-                       "latents are of 3 pictures; 2 prompts ask for 2"));
+                       "latents are of 3 images; 2 prompts ask for 2"));
   EXPECT_TRUE(contains(refused([](auto& r) { r.scheduler.scheduler = "flow_euler"; }), "this one predicts epsilon"));
   EXPECT_EQ(compiled, 0);
   EXPECT_EQ(to_string(pipeline.generate(request).media.shape()), "f32[1,16,16,3]");

@@ -1,4 +1,4 @@
-// The program's pictures against those of diffusers' pipelines: same folder, words and initial noise. One process a
+// The program's images against those of diffusers' pipelines: same folder, words and initial noise. One process a
 // case, as a user would run it.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
@@ -92,10 +92,10 @@ class Pipeline : public testing::TestWithParam<Case> {
   TemporaryFolder t;
 };
 
-TEST(Generate, SaysWhichPictureIsNotFinite) {
+TEST(Generate, SaysWhichImageIsNotFinite) {
   TemporaryFolder t;
   std::filesystem::copy(kGoldens + "/sd", t / "model", std::filesystem::copy_options::recursive);
-  for (const auto& [file, what] : {std::pair{"vae/diffusion_pytorch_model.safetensors", "the pixels of picture 1"},
+  for (const auto& [file, what] : {std::pair{"vae/diffusion_pytorch_model.safetensors", "the pixels of image 1"},
                                    {"unet/diffusion_pytorch_model.safetensors", "the latents of picture 1"}}) {
     HostArrays tensors = SafetensorsReader::open(t / "model/" + file).tensors();
     const std::string name = std::string(file).starts_with("vae") ? "decoder.conv_out.bias" : "conv_out.bias";
@@ -114,7 +114,7 @@ TEST(Generate, SaysWhichPictureIsNotFinite) {
 }
 
 // S2-2, S2-8, S2-92…96, S4-43, S4-44, S4-47, S4-79, S4-81, S4-82, S4-84, S4-85, S4-91, S4-93, S4-94, P-23
-TEST_P(Pipeline, DrawsWhatDiffusersDraws) {
+TEST_P(Pipeline, SamplesAsDiffusersDoes) {
   const Case& c = GetParam();
   const double floor = std::stod(golden(c.root).metadata().at("noise_floor." + c.golden));
   const Outcome o = generate({"output_type=latent"});

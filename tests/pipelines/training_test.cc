@@ -166,7 +166,7 @@ struct TrainedLora : testing::Test {
 };
 
 // S2-98
-TEST_F(TrainedLora, OfATransformerIsResumedToTheBitAndDrawnWith) {
+TEST_F(TrainedLora, OfATransformerIsResumedToTheBitAndSampled) {
   ASSERT_NO_FATAL_FAILURE(trained("wan"));
   EXPECT_FALSE(exists(file("lora_kohya.safetensors")));
   const SafetensorsReader matrices = SafetensorsReader::open(file(peft)),
@@ -294,7 +294,7 @@ struct BothExperts : testing::Test {
   std::vector<std::string> both_;
 };
 
-TEST_F(BothExperts, LearnWhatEachLearnsAloneAndAreResumedToTheBit) {
+TEST_F(BothExperts, TrainAsEachTrainsAloneAndResumeToTheBit) {
   ASSERT_NO_FATAL_FAILURE(run_all({}));
   const std::string file = "/diffusion_pytorch_model.safetensors", end = "both/checkpoints/6/";
   expect_equal(arrays(end + "transformer" + file), arrays("high/checkpoints/3/transformer" + file));
@@ -320,7 +320,7 @@ TEST_F(BothExperts, GetLoraFilesOfTheirOwn) {
   }
 }
 
-TEST_F(BothExperts, TakeTurnsAsOftenAsTheirTimesAreDrawn) {
+TEST_F(BothExperts, AlternateAsOftenAsTheirTimestepsAreSampled) {
   const std::vector<std::string> words = {
       "dataset_type=synthetic",  "height=32", "width=32", "num_frames=5", "max_sequence_length=7",
       "per_device_batch_size=1",

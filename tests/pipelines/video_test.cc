@@ -81,7 +81,7 @@ TEST_F(Video, IsAnMp4OfItsRateFramesAndSize) {
   }
 }
 
-TEST_F(Video, IsAFolderOfFramesWherePngIsAskedFor) {
+TEST_F(Video, IsAFolderOfFramesIfPngIsRequested) {
   ASSERT_EQ(generate({"output_type=png", "num_frames=5"}).status, 0);
   for (int i = 0; i < 5; ++i) EXPECT_TRUE(exists(t / fmt::format("wan_output_0_0/{:04}.png", i))) << i;
   EXPECT_FALSE(exists(t / "wan_output_0_0/0005.png"));
@@ -265,7 +265,7 @@ class VideoTraining : public Video {
 };
 
 // S2-79, S2-84
-TEST_F(VideoTraining, DrawsAfterEachEvaluationAndComparesTheEndWithTheStart) {
+TEST_F(VideoTraining, SamplesAfterEachEvaluationAndComparesTheEndWithTheStart) {
   std::vector<std::string> words = {"eval_every=1",
                                     "eval_data_dir=" + (t / "data/moving-emoji-32-5-8"),
                                     "timesteps_list=[500]",
@@ -356,7 +356,7 @@ TEST_F(VideoTraining, AnAutoencoderOfSingleFramesBeginsWithVideosFrameByFrame) {
 }
 
 // S2-1, S2-46, S2-55…57, S2-77, S2-78, S2-120
-TEST_F(VideoTraining, OnClipsEvaluatesResumesToTheBitAndIsDrawnWith) {
+TEST_F(VideoTraining, OnClipsEvaluatesResumesToTheBitAndIsSampled) {
   const std::vector<std::string> evaluated = {"eval_every=2", "eval_data_dir=" + (t / "data/moving-emoji-32-5-8"),
                                               "timesteps_list=[250, 750]", "eval_max_number_of_samples_in_bucket=3"};
   std::vector<std::string> four = evaluated;
@@ -383,7 +383,7 @@ TEST_F(VideoTraining, OnClipsEvaluatesResumesToTheBitAndIsDrawnWith) {
 }
 
 // S2-49, S2-50, S2-111, S2-112
-TEST_F(VideoTraining, LearnsInTheStepAndFromTfrecordsWhatTheCacheHolds) {
+TEST_F(VideoTraining, TrainsInTheStepAndFromTfrecordsAsFromTheCache) {
   auto losses = [&](const std::string& name, const std::vector<std::string>& more) {
     const Outcome o = train(name, more);
     EXPECT_EQ(o.status, 0) << o.err;

@@ -31,13 +31,13 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-/// One folder for all tests of this file: pictures, and a model that compiles in seconds.
+/// One folder for all tests of this file: images, and a model that compiles in seconds.
 struct Shared {
   TemporaryFolder folder;
-  std::string pictures = folder / "pictures", model = folder / "model";
+  std::string images = folder / "pictures", model = folder / "model";
 
   Shared() {
-    write_shades(pictures, 16);
+    write_shades(images, 16);
     write_tiny_model(model);
   }
   std::string run(const std::string& name) const { return folder / ("runs/" + name); }
@@ -56,20 +56,20 @@ std::string train(const std::string& name, const std::string& more) {
          more;
 }
 
-/// On pictures, with all that a run does on the way.
-std::string on_pictures(const std::string& name, int64_t processes, const std::string& more = "") {
+/// On images, with all that a run does on the way.
+std::string on_images(const std::string& name, int64_t processes, const std::string& more = "") {
   const Shared& s = shared();
-  return train(name, "pretrained_model_name_or_path=" + s.model + " train_data_dir=" + s.pictures +
-                         " eval_data_dir=" + s.pictures + " dataset_save_location=" + (s.folder / ("data_" + name)) +
+  return train(name, "pretrained_model_name_or_path=" + s.model + " train_data_dir=" + s.images +
+                         " eval_data_dir=" + s.images + " dataset_save_location=" + (s.folder / ("data_" + name)) +
                          fmt::format(" vae_max_train_steps=2 vae_per_device_batch_size={} ", 4.0 / processes) +
                          "max_train_steps=4 checkpoint_every=8 caption_dropout=0.2 sample_every=2 eval_every=2 "
                          "timesteps_list=[250,500] 'prompt=[\"shade number 1\"]' " +
                          more);
 }
 
-/// On random latents, with the models of a run on pictures that one process made.
+/// On random latents, with the models of a run on images that one process made.
 std::string on_latents(const std::string& name, const std::string& more = "") {
-  static const JobResult first = run_job(1, on_pictures("first", 1));
+  static const JobResult first = run_job(1, on_images("first", 1));
   EXPECT_EQ(first.status, 0) << first.output;
   return train(name, "pretrained_model_name_or_path=" + shared().run("first") +
                          "/checkpoints/4 dataset_type=synthetic synthetic_num_samples=11 train_new_vae=false "
@@ -177,7 +177,7 @@ TEST(ProcessesTrain, EqualOneProcess) {
 TEST(ProcessesTrain, EncodingTrainingSamplingAndEvaluationEqualOneProcess) {
   on_latents("");  // the run of one process
   const JobResult job =
-      run_job(2, on_pictures("pictures", 2, "cpu_device_count=2 ici_data_parallelism=2 vae_per_device_batch_size=1"));
+      run_job(2, on_images("pictures", 2, "cpu_device_count=2 ici_data_parallelism=2 vae_per_device_batch_size=1"));
   ASSERT_EQ(job.status, 0) << job.output;
   const std::string folder = shared().run("pictures");
   expect_close(metric("pictures"), metric("first"));
@@ -300,7 +300,7 @@ class BucketAlone : public testing::Test {
     server.put("runs", "", "");
     on_latents("");  // the run of one process
     server.put_files("runs", "model", shared().run("first") + "/checkpoints/4");
-    server.put_files("runs", "pictures", shared().pictures);
+    server.put_files("runs", "pictures", shared().images);
   }
   /// `cache`: which of each process, in the words of a shell. The leader finds the programs that other tests have
   /// compiled.
@@ -402,7 +402,7 @@ TEST_F(ProcessesTrainWithABucketAlone, EndsAfterAKillAsARunWithASharedFolder) {
     parts += key.starts_with("cpu_in_bucket/cache/") && key.ends_with(".safetensors");
   EXPECT_EQ(parts, 1);
   const JobResult whole =
-      run_job(2, command("cpu_shared_folder", shared().run("first") + "/checkpoints/4", shared().pictures));
+      run_job(2, command("cpu_shared_folder", shared().run("first") + "/checkpoints/4", shared().images));
   ASSERT_EQ(whole.status, 0) << whole.output;
   expect_equal("cpu_in_bucket/checkpoints/6/", shared().run("cpu_shared_folder") + "/checkpoints/6");
   EXPECT_EQ(losses("cpu_in_bucket"), metric("cpu_shared_folder"));

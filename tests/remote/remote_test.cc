@@ -169,7 +169,7 @@ TEST_P(Buckets, MissingImageIsSkippedWithAWarning) {
     return std::string();
   }());
   server().put("holes", "d/a.png", png);
-  server().put("holes", "d/b.png", "no picture");
+  server().put("holes", "d/b.png", "no image");
   const LoadedImages l =
       load_images(open_source({.dataset_type = "image_folder", .train_data_dir = at("holes/d")}), {.resolution = 8});
   ASSERT_EQ(l.skipped.size(), 1u);

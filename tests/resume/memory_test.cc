@@ -80,7 +80,7 @@ void save_and_die(const std::string& folder) {
   run.train(4);
 }
 
-TEST(Memory, ASaveNeedsATwentiethMoreThanTheStepAndIsGoneOnFromToTheBit) {
+TEST(Memory, ASaveNeedsATwentiethMoreThanTheStepAndResumesToTheBit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   TemporaryFolder folder;
   if (!std::getenv("MD_SAVED_IN")) setenv("MD_SAVED_IN", folder.path().c_str(), 1);

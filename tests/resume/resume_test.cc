@@ -28,7 +28,7 @@ namespace md {
 namespace {
 
 // S2-37
-TEST(Resume, WithoutSavedMomentsGoesOnWithFreshOnes) {
+TEST(Resume, WithoutSavedMomentsStartsFreshOnes) {
   for (double ema : {0.0, 0.9}) {
     TinyRun saved, bare;
     saved.options.step.ema_decay = bare.options.step.ema_decay = ema;
@@ -219,7 +219,7 @@ TEST(LowPrecision, SmallUpdatesAddUpUnlessRoundedToNearest) {
 }
 
 // P-8
-TEST(LowPrecision, AnF32RunGoesOnInBf16AndBack) {
+TEST(LowPrecision, AnF32RunResumesInBf16AndBack) {
   TinyRun run;
   set(run, {"master", 0, DType::f32});
   const Trained first = run.train(2);
@@ -314,7 +314,7 @@ TEST(Loop, LossThatIsNotFiniteStopsTheRunAndKeepsTheStateBeforeIt) {
   std::vector<int64_t> saved = list_checkpoints(bad.options.checkpoint_dir());
   ASSERT_EQ(saved.size(), 1u);
   ASSERT_GT(saved[0], 0);
-  // The same steps without the bad picture give the same state.
+  // The same steps without the bad image give the same state.
   good.train(saved[0]);
   CheckpointContent a = read_training_state(good.options.checkpoint_dir(), saved[0]),
                     b = read_training_state(bad.options.checkpoint_dir(), saved[0]);

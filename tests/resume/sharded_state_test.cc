@@ -124,7 +124,7 @@ TEST(ShardedState, GoesFromOneToEightDevicesAndBackToTheBit) {
   }
 }
 
-TEST(ShardedState, GoesOnFromThemOnAnotherMesh) {
+TEST(ShardedState, ResumesOnAnotherMesh) {
   TinyRun whole, parts;
   for (TinyRun* run : {&whole, &parts}) {
     run->task.batch_size = 8;

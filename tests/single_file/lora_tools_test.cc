@@ -42,7 +42,7 @@ double distance(const HostArray& a, const HostArray& b) {
   return std::sqrt(difference / size);
 }
 
-TEST_F(LoraTools, MergedModelsDrawWhatTheirFilesDraw) {
+TEST_F(LoraTools, MergedModelsSampleAsTheirFilesDo) {
   const HostArray wanted =
       draw("a", {"pretrained_model_name_or_path=" + folder, "lora_files=" + files, "lora_scales=0.8,0.5"});
   lora({"merge", folder, t / "merged", "lora_files=" + files, "lora_scales=0.8,0.5"});

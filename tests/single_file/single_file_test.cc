@@ -93,7 +93,7 @@ void PrintTo(const Published& p, std::ostream* os) { *os << p.model; }
 class PublishedFile : public testing::TestWithParam<Published> {};
 
 // P-15
-TEST_P(PublishedFile, IsToldByItsTensorsAndReadToTheLast) {
+TEST_P(PublishedFile, IsRecognizedByItsTensorsAndReadToTheLast) {
   const Published& p = GetParam();
   TemporaryFolder t;
   std::map<std::string, Dims> tensors = published(p.model);
@@ -246,7 +246,7 @@ void expect_equal(const HostArray& a, const HostArray& b) {
 }
 
 // P-15
-TEST_P(Models, InOneFileDrawWhatTheirFolderDraws) {
+TEST_P(Models, InOneFileSampleAsTheirFolderDoes) {
   write_safetensors(file, original_of_folder(GetParam(), folder));
   const HostArray wanted = draw("a", {"pretrained_model_name_or_path=" + folder});
   expect_equal(draw("b", {"pretrained_model_name_or_path=" + file, "single_file_config=" + folder}), wanted);
@@ -346,9 +346,9 @@ TEST_P(OneModel, TakesAControlNetInOneFile) {
   HostArrays prefixed;
   for (const auto& [name, array] : tensors) prefixed["control_model." + name] = array;
   write_safetensors(t / "prefixed.safetensors", prefixed);
-  HostArray picture(Shape{DType::u8, {16, 16, 3}});
-  std::ranges::fill(picture.mutable_view<uint8_t>(), uint8_t{90});
-  write_png(t / "control.png", picture);
+  HostArray image(Shape{DType::u8, {16, 16, 3}});
+  std::ranges::fill(image.mutable_view<uint8_t>(), uint8_t{90});
+  write_png(t / "control.png", image);
   auto with = [&](const std::string& where) {
     return draw("a",
                 {"pretrained_model_name_or_path=" + folder, "controlnet_model_name_or_path=" + where,
@@ -447,7 +447,7 @@ TEST_P(OneModel, OfARunIsWrittenAsOneFileWithItsAveragesOrWithWhatWasTrained) {
   }
 }
 
-TEST_P(OneModel, OfACheckpointInPiecesIsPutTogetherAndDrawnWith) {
+TEST_P(OneModel, OfAShardedCheckpointIsMergedAndSampled) {
   const std::string run =
       train("run", {"pretrained_model_name_or_path=" + folder, "ema_decay=0.5", "learning_rate=0.01"});
   // As three processes would have written it: of all that is trained each has a third of the rows, where they divide.

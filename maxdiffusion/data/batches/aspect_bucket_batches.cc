@@ -93,7 +93,7 @@ std::unique_ptr<Dataset> in_aspect_buckets(std::vector<Batch> buckets, int64_t b
 void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<int64_t>& images, int64_t batch) {
   for (size_t i = 0; i < sizes.size(); ++i) {
     const std::string bucket = "bucket " + to_string(sizes[i]);
-    log_info("{}: {} {}", bucket, images[i], sizes[i].frames > 1 ? "clips" : "pictures");
+    log_info("{}: {} {}", bucket, images[i], sizes[i].frames > 1 ? "clips" : "images");
     if (images[i] < batch)
       log_warning("{}: {} do not fill a batch of {}: it has one every {:.3g} epochs, with repeats", bucket, images[i],
                   batch, static_cast<double>(batch) / static_cast<double>(images[i]));

@@ -56,7 +56,7 @@ TEST(AspectBucketOrder, EverySampleComesEquallyOftenInFullBatchesOfOneBucket) {
   EXPECT_EQ(first.size(), 12u);
 }
 
-TEST(AspectBucketOrder, IsDrawnFromTheSeedAndUnshuffledAsStored) {
+TEST(AspectBucketOrder, FollowsTheSeedAndUnshuffledAsStored) {
   const auto first = [](const StreamConfig& c) {
     AspectBucketOrder order({9, 9}, 3, c);
     return take(order, 6);

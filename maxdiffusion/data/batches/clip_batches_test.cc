@@ -84,7 +84,7 @@ void expect_same(const Batch& a, const Batch& b) {
   }
 }
 
-TEST(ClipBatches, HoldTheFramesThatWereAskedForWithTheirCaptions) {
+TEST(ClipBatches, HoldTheRequestedFramesWithTheirCaptions) {
   const Clips clips;
   const ImageConfig config{.buckets = AspectBuckets::of({{16, 24, 5}}), .clip = ClipConfig{.fps = 8}};
   const auto data = image_batches(clips.source(), config, {.stream = {.seed = 1}, .batch = 7}, numbers);
@@ -165,7 +165,7 @@ TEST(ClipBatches, BadClipsAreNamedSkippedAndCounted) {
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::io);
-    EXPECT_NE(e.message().find("no picture of a whole epoch decodes; the last: "), std::string::npos) << e.message();
+    EXPECT_NE(e.message().find("no image of a whole epoch decodes; the last: "), std::string::npos) << e.message();
   }
 }
 

@@ -68,7 +68,7 @@ TEST(InMemory, EachEpochHoldsEverySampleOnceInAnotherOrder) {
   EXPECT_EQ(orders.size(), 5u);
 }
 
-TEST(InMemory, ABatchGoesOnIntoTheNextEpoch) {
+TEST(InMemory, ABatchContinuesIntoTheNextEpoch) {
   // 7 samples in batches of 3: 21 samples are 3 epochs.
   auto d = in_memory(samples(7), 3, 1);
   std::vector<int32_t> stream;

@@ -107,7 +107,7 @@ class InBuckets : public Dataset {
             const std::lock_guard lock(mutex);
             if (named_.insert(row.fault).second) log_warning("skipped {} ({} so far)", row.fault, named_.size());
           }
-          fail(Code::io, "{}: no picture of bucket {} decodes; the last: {}", images_.source->name(),
+          fail(Code::io, "{}: no image of bucket {} decodes; the last: {}", images_.source->name(),
                to_string(images_.sizes[taken.bucket]), row.fault);
         },
         batches_.workers);
@@ -123,7 +123,7 @@ class InBuckets : public Dataset {
   BatchConfig batches_;
   EncodeCaptions captions_;
   AspectBucketOrder order_;
-  std::set<std::string> named_;  // pictures that were skipped
+  std::set<std::string> named_;  // images that were skipped
 };
 
 class SourceBatches : public Dataset {
@@ -177,7 +177,7 @@ class SourceBatches : public Dataset {
     if (named_.insert(fault).second) log_warning("skipped {} ({} so far)", fault, named_.size());
   }
   [[noreturn]] void refuse(const std::string& fault) const {
-    fail(Code::io, "{}: no picture of a whole epoch decodes; the last: {}", stream_.source().name(), fault);
+    fail(Code::io, "{}: no image of a whole epoch decodes; the last: {}", stream_.source().name(), fault);
   }
   /// A row whose record has a fault is made of the next one that has none. Takes nothing from the stream.
   void replace_bad(ImageRow& row, const RecordStream::Item& record) {
@@ -194,7 +194,7 @@ class SourceBatches : public Dataset {
   MakeRow make_;
   EncodeCaptions captions_;
   int64_t last_good_epoch_ = 0;
-  std::set<std::string> named_;  // pictures that were skipped
+  std::set<std::string> named_;  // images that were skipped
 };
 
 }  // namespace
@@ -264,9 +264,9 @@ ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> sou
     }
   }
   sort();
-  check(!buckets.empty(), Code::io, "{}: no picture of {} fits a bucket; the first: {}", source->name(), number,
+  check(!buckets.empty(), Code::io, "{}: no image of {} fits a bucket; the first: {}", source->name(), number,
         skipped.empty() ? "there is none" : skipped[0]);
-  if (!skipped.empty()) log_warning("{}: {} of {} pictures were skipped", source->name(), skipped.size(), number);
+  if (!skipped.empty()) log_warning("{}: {} of {} images were skipped", source->name(), skipped.size(), number);
   ImagesInBuckets out{.source = source, .sizes = {}, .records = {}, .skipped = std::ssize(skipped)};
   if (source->shards() > 0) out.source = std::make_shared<Placed>(source, std::move(places));
   for (auto& [size, records] : buckets) {

@@ -12,7 +12,7 @@
 namespace md {
 namespace {
 
-TEST(PictureBatches, InBucketsHoldEveryPictureAndGoOnAfterSeek) {
+TEST(ImageBatches, InBucketsHoldEveryImageAndGoOnAfterSeek) {
   set_log_level(LogLevel::error);
   const Mixed mixed;
   ImageConfig config = in_small_buckets();
@@ -38,7 +38,7 @@ TEST(PictureBatches, InBucketsHoldEveryPictureAndGoOnAfterSeek) {
     expected.push_back(whole->next());
     for (int32_t n : expected.back().at("number").view<int32_t>()) ++times[n];
   }
-  EXPECT_EQ(times.size(), 7u);  // every picture that decodes
+  EXPECT_EQ(times.size(), 7u);  // every image that decodes
   EXPECT_FALSE(times.contains(-1));
   for (size_t cut : {1, 6, 13}) {
     auto data = prefetch(open(), 2);
@@ -54,7 +54,7 @@ TEST(PictureBatches, InBucketsHoldEveryPictureAndGoOnAfterSeek) {
   set_log_level(LogLevel::info);
 }
 
-TEST(PictureBatches, InBucketsReadRecordsThatComeInOrder) {
+TEST(ImageBatches, InBucketsReadRecordsThatComeInOrder) {
   const std::string files = MD_SOURCE_DIR "/tests/golden/data/files/";
   ImageConfig config = in_small_buckets();
   for (const std::string& where : {files + "shard-000000.tar", files + "pictures.tfrecord"}) {

@@ -60,7 +60,7 @@ HostArray counting(Dims dims) {
   return a;
 }
 
-/// Pictures 8 or 24 wide and 8 high, each of one grey that is its number; `bad` ones do not decode.
+/// Images 8 or 24 wide and 8 high, each of one grey that is its number; `bad` ones do not decode.
 class Greys : public RecordSource {
  public:
   explicit Greys(int64_t n, std::vector<int64_t> bad = {}) : RecordSource("greys", ""), n_(n), bad_(std::move(bad)) {}
@@ -68,7 +68,7 @@ class Greys : public RecordSource {
   Record read(int64_t i) const override {
     Record r{.name = fmt::format("grey {}", i), .caption = std::to_string(i)};
     if (std::ranges::find(bad_, i) != bad_.end()) {
-      r.fault = r.name + ": not a picture";
+      r.fault = r.name + ": not an image";
       return r;
     }
     r.pixels = HostArray(Shape{DType::u8, {8, i % 3 ? 24 : 8, 3}});

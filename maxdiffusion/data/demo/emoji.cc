@@ -101,9 +101,9 @@ class EmojiFont {
     return glyphs[0].codepoint;
   }
 
-  /// The bitmap over white in the middle of a square as wide as the font's pictures (u8 [S, S, 3]); none when the glyph
+  /// The bitmap over white in the middle of a square as wide as the font's images (u8 [S, S, 3]); none when the glyph
   /// has no colours. One square for all keeps the scale of small signs.
-  std::optional<HostArray> picture(uint32_t glyph) {
+  std::optional<HostArray> image(uint32_t glyph) {
     if (FT_Load_Glyph(face_.get(), glyph, FT_LOAD_COLOR) != 0) return std::nullopt;
     const FT_Bitmap& b = face_->glyph->bitmap;
     if (b.pixel_mode != FT_PIXEL_MODE_BGRA || b.width == 0 || b.rows == 0) return std::nullopt;
@@ -157,20 +157,20 @@ std::vector<EmojiName> names_of(const EmojiConfig& config) {
 
 }  // namespace
 
-std::vector<HostArray> emoji_pictures(const std::vector<std::string>& names, const EmojiConfig& config) {
+std::vector<HostArray> emoji_images(const std::vector<std::string>& names, const EmojiConfig& config) {
   const std::vector<EmojiName> all = names_of(config);
   const MappedFile file = map_file(config.font);
   EmojiFont font(file, config.font);
-  std::vector<HostArray> pictures;
+  std::vector<HostArray> images;
   for (const std::string& name : names) {
     const auto found = std::ranges::find(all, name, &EmojiName::name);
     check(found != all.end(), Code::io, "emoji names '{}': no emoji is called '{}'", config.names, name);
     const auto glyph = font.glyph(found->code_points);
-    const auto square = glyph ? font.picture(*glyph) : std::nullopt;
-    check(square.has_value(), Code::io, "emoji font '{}': it has no picture of '{}'", config.font, name);
-    pictures.push_back(resize_rgb8(*square, config.resolution, config.resolution));
+    const auto square = glyph ? font.image(*glyph) : std::nullopt;
+    check(square.has_value(), Code::io, "emoji font '{}': it has no image of '{}'", config.font, name);
+    images.push_back(resize_rgb8(*square, config.resolution, config.resolution));
   }
-  return pictures;
+  return images;
 }
 
 int64_t prepare_emoji(const std::string& folder, const EmojiConfig& config) {
@@ -195,7 +195,7 @@ int64_t prepare_emoji(const std::string& folder, const EmojiConfig& config) {
   parallel_for(std::ssize(kept), [&](int64_t i, int worker) {
     auto& own = fonts[static_cast<size_t>(worker)];
     if (!own) own = std::make_unique<EmojiFont>(font, config.font);
-    const auto square = own->picture(glyphs[static_cast<size_t>(i)]);
+    const auto square = own->image(glyphs[static_cast<size_t>(i)]);
     if (square) files[static_cast<size_t>(i)] = encode_png(resize_rgb8(*square, config.resolution, config.resolution));
   });
   std::vector<CaptionedFile> captioned;
@@ -207,7 +207,7 @@ int64_t prepare_emoji(const std::string& folder, const EmojiConfig& config) {
   const auto n = static_cast<int64_t>(captioned.size());
   check(n > 0, Code::io, "emoji font '{}': has none of the {} emoji of '{}'", config.font, names.size(), config.names);
   write_captioned_files(folder, ".png", captioned);
-  log_info("{} emoji written to {}; {} of {} are not in the font or share a picture", n, folder,
+  log_info("{} emoji written to {}; {} of {} are not in the font or share an image", n, folder,
            names.size() - static_cast<size_t>(n), names.size());
   return n;
 }

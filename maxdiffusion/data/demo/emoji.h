@@ -19,14 +19,14 @@ struct EmojiConfig {
        "/usr/share/fonts/google-noto-color-emoji-fonts/NotoColorEmoji.ttf", "/usr/share/fonts/noto/NotoColorEmoji.ttf",
        "/usr/share/fonts/truetype/NotoColorEmoji.ttf", "/usr/local/share/fonts/noto/NotoColorEmoji.ttf"});
   std::string names = shipped_file_or("fonts/emoji-test.txt", {"/usr/share/unicode/emoji/emoji-test.txt"});
-  int64_t resolution = 64;  // pictures are resolution × resolution, on white
+  int64_t resolution = 64;  // images are resolution × resolution, on white
 };
-/// Writes `folder/NNNN.png` and `folder/metadata.jsonl` (written last, atomically). Returns the number of pictures.
+/// Writes `folder/NNNN.png` and `folder/metadata.jsonl` (written last, atomically). Returns the number of images.
 /// Throws io naming the missing file and its Debian package.
 int64_t prepare_emoji(const std::string& folder, const EmojiConfig& config);
 
 /// The emoji of these Unicode names ("red heart"): u8 [resolution, resolution, 3] each. Throws io, also for a name that
 /// the list or the font does not have.
-std::vector<HostArray> emoji_pictures(const std::vector<std::string>& names, const EmojiConfig& config);
+std::vector<HostArray> emoji_images(const std::vector<std::string>& names, const EmojiConfig& config);
 
 }  // namespace md

@@ -35,7 +35,7 @@ std::string content_of(const std::string& folder) {
   return content_hash(all);
 }
 
-TEST(Emoji, MoreThanThreeThousandCaptionedPicturesTheSameEachTime) {
+TEST(Emoji, MoreThanThreeThousandCaptionedImagesTheSameEachTime) {
   const std::string folder = own_folder("all");
   const int64_t n = prepare_emoji(folder, {.resolution = 32});
   EXPECT_GT(n, 3000);

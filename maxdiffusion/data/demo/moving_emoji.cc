@@ -91,9 +91,9 @@ Pose pose_at(const Motion& m, double t, uint64_t bits) {
 }
 
 /// The smallest square that holds all that is not white, u8 [S, S, 3].
-HostArray without_margins(const HostArray& picture) {
-  const int64_t s = picture.dims()[0];
-  const uint8_t* from = picture.view<uint8_t>().data();
+HostArray without_margins(const HostArray& image) {
+  const int64_t s = image.dims()[0];
+  const uint8_t* from = image.view<uint8_t>().data();
   int64_t top = s, left = s, bottom = 0, right = 0;
   for (int64_t i = 0; i < s * s; ++i) {
     if (std::min({from[3 * i], from[3 * i + 1], from[3 * i + 2]}) > 250) continue;
@@ -110,12 +110,12 @@ HostArray without_margins(const HostArray& picture) {
   return out;
 }
 
-/// Draws `picture`, u8 [S, S, 3] on white, into a white frame, u8 [R, R, 3]: each pixel is the mean of 9 points of
-/// it, turned back and taken from the picture, which is linear between its pixels.
-void draw(const HostArray& picture, const Pose& p, int64_t r, uint8_t* to) {
+/// Draws `image`, u8 [S, S, 3] on white, into a white frame, u8 [R, R, 3]: each pixel is the mean of 9 points of
+/// it, turned back and taken from the image, which is linear between its pixels.
+void draw(const HostArray& image, const Pose& p, int64_t r, uint8_t* to) {
   constexpr int64_t kPoints = 3;
-  const int64_t s = picture.dims()[0];
-  const uint8_t* from = picture.view<uint8_t>().data();
+  const int64_t s = image.dims()[0];
+  const uint8_t* from = image.view<uint8_t>().data();
   const double sin = std::sin(p.angle), cos = std::cos(p.angle), scale = static_cast<double>(s) / p.side;
   // From the frame, with the origin at the emoji's centre. Beyond half its diagonal there is nothing.
   const auto place = [&](int64_t at, double point, double centre) {
@@ -159,8 +159,8 @@ int64_t prepare_moving_emoji(const std::string& folder, const MovingEmojiConfig&
   for (const Object& o : things) names.push_back(o.emoji);
   EmojiConfig large = config.emoji;
   large.resolution = r * 2;  // about twice the size at which they are drawn
-  std::vector<HostArray> pictures;
-  for (const HostArray& picture : emoji_pictures(names, large)) pictures.push_back(without_margins(picture));
+  std::vector<HostArray> images;
+  for (const HostArray& image : emoji_images(names, large)) images.push_back(without_margins(image));
 
   struct Clip {
     size_t object;
@@ -175,7 +175,7 @@ int64_t prepare_moving_emoji(const std::string& folder, const MovingEmojiConfig&
     const auto& [object, motion] = clips[static_cast<size_t>(i)];
     HostArray frames(Shape{DType::u8, {n, r, r, 3}});
     for (int64_t f = 0; f < n; ++f)
-      draw(pictures[object],
+      draw(images[object],
            pose_at(*motion, static_cast<double>(f) / static_cast<double>(n - 1), mix(static_cast<uint64_t>(i))), r,
            frames.mutable_view<uint8_t>().data() + f * r * r * 3);
     files[static_cast<size_t>(i)] = {

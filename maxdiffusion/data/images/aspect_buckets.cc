@@ -100,7 +100,7 @@ AspectBuckets::Choice AspectBuckets::choose_smaller(ImageSize image) const {
   const ImageSize size{resized.height / step * step, resized.width / step * step, image.frames};
   check(size.height > 0 && size.width > 0, Code::io,
         "{} pixels are less than one step of bucket_reso_steps {} in a bucket of its shape, and bucket_no_upscale "
-        "makes no picture larger",
+        "makes no image larger",
         to_string(image), step);
   return {size, resized};
 }

@@ -32,7 +32,7 @@ void expect_choices(const AspectBuckets& buckets, const json& choices) {
   }
 }
 
-TEST(AspectBuckets, AreThoseOfTheFormulaAndPicturesGoToTheNearest) {
+TEST(AspectBuckets, AreThoseOfTheFormulaAndImagesGoToTheNearest) {
   for (const json& list : golden()["lists"]) {
     const AspectBuckets buckets({list["resolution"], list["min"], list["max"], list["step"]});
     std::vector<ImageSize> expected;
@@ -42,7 +42,7 @@ TEST(AspectBuckets, AreThoseOfTheFormulaAndPicturesGoToTheNearest) {
   }
 }
 
-TEST(AspectBuckets, WithoutEnlargingFollowThePictures) {
+TEST(AspectBuckets, WithoutEnlargingFollowTheImages) {
   for (const json& list : golden()["smaller"]) {
     const AspectBuckets buckets(
         {.resolution = list["resolution"], .bucket_reso_steps = list["step"], .bucket_no_upscale = true});

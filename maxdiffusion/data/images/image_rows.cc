@@ -40,7 +40,7 @@ void ReadingProgress::step() {
   const auto now = std::chrono::steady_clock::now();
   if (now - last_ < std::chrono::seconds(5)) return;
   last_ = now;
-  log_info("read {}{} pictures", done, total_ < 0 ? "" : fmt::format(" of {}", total_));
+  log_info("read {}{} images", done, total_ < 0 ? "" : fmt::format(" of {}", total_));
 }
 
 }  // namespace md

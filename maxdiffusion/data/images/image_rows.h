@@ -51,7 +51,7 @@ struct ImageRow {
 /// than one copy at any time. Throws io naming a row whose arrays have other names or shapes than those of the first.
 HostArrays stack_rows(std::vector<ImageRow>& rows);
 
-/// Logs "read n of m pictures" at most every five seconds. Thread safe.
+/// Logs "read n of m images" at most every five seconds. Thread safe.
 class ReadingProgress {
  public:
   explicit ReadingProgress(int64_t total) : total_(total) {}  // −1: not known

@@ -11,7 +11,7 @@
 namespace md {
 namespace {
 
-/// Those of the same picture mirrored after the cut.
+/// Those of the same image mirrored after the cut.
 HostArray mirrored_ids(const PreparedImage& r) {
   HostArray a = HostArray::of<float>({DType::f32, {6}}, r.arrays.at("time_ids").view<float>());
   a.mutable_view<float>()[3] = static_cast<float>(mirrored_left(r.fit));
@@ -24,7 +24,7 @@ LoadedImages load_images(const RecordSource& source, const std::vector<int64_t>&
                          const ImageSize* size) {
   check_image_config(config);
   check(!config.random_crop, Code::invalid_config,
-        "random_crop: these pictures are made once; crops that change need pictures that are read while training");
+        "random_crop: these images are made once; crops that change need images that are read while training");
   check(!config.clip || !config.clip->random_start, Code::invalid_config,
         "random_start: these clips are made once; starts that change need clips that are read while training");
   const std::vector<PendingRecord> pending = source.find(records);
@@ -69,7 +69,7 @@ LoadedImages load_images(const std::shared_ptr<const RecordSource>& source, cons
   check(all.sizes.size() == 1, Code::internal, "load_images: the images are of {} sizes", all.sizes.size());
   LoadedImages out = load_images(*all.source, all.records[0], config);
   if (out.names.empty())
-    fail(Code::io, "{}: none of {} pictures decodes; the first: {}", source->name(), all.records[0].size(),
+    fail(Code::io, "{}: none of {} images decodes; the first: {}", source->name(), all.records[0].size(),
          out.skipped.at(0));
   return out;
 }

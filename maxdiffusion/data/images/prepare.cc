@@ -12,7 +12,7 @@
 namespace md {
 namespace {
 
-/// The longest side that a picture can be asked for.
+/// The longest side that an image can be asked for.
 int64_t longest_side(const ImageConfig& c) {
   int64_t side = c.resolution;
   if (c.buckets)
@@ -53,18 +53,18 @@ HostArray ones(Dims dims) {
   return a;
 }
 
-HostArray mask_of(const Record& r, const DecodedImage& picture, const ImageConfig& c, const Fit& fit, bool flip) {
+HostArray mask_of(const Record& r, const DecodedImage& decoded, const ImageConfig& c, const Fit& fit, bool flip) {
   const int64_t cell = c.mask_downscale;
   if (c.mask == MaskFrom::alpha) {
-    if (!picture.alpha) return ones({fit.size.height / cell, fit.size.width / cell, 1});
-    return weights_of(fitted(picture.alpha, fit, flip), cell);
+    if (!decoded.alpha) return ones({fit.size.height / cell, fit.size.width / cell, 1});
+    return weights_of(fitted(decoded.alpha, fit, flip), cell);
   }
   check(!r.mask.bytes.empty(), Code::invalid_config, "{}: it has no mask", r.name);
   const std::string name = "mask of " + r.name;
   const DecodedImage mask =
       decode_stored_image(r.mask.bytes.data(), r.mask.bytes.size(), name, {.side = longest_side(c)});
-  check(mask.size == picture.size, Code::invalid_config, "{}: it has {} pixels, the picture {}", name,
-        to_string(mask.size), to_string(picture.size));
+  check(mask.size == decoded.size, Code::invalid_config, "{}: it has {} pixels, the image {}", name,
+        to_string(mask.size), to_string(decoded.size));
   return weights_of(fitted(mask.rgb, fit, flip), cell);
 }
 
@@ -80,7 +80,7 @@ HostArray time_ids(ImageSize original, const Fit& f, bool flip) {
 
 std::unique_ptr<VideoReader> open_clip(const Record& r, const ClipConfig& c) {
   check(r.fault.empty(), Code::io, "{}", r.fault);
-  check(!r.pixels, Code::invalid_config, "{}: pictures that are made have no frames; expected clips", r.name);
+  check(!r.pixels, Code::invalid_config, "{}: images that are made have no frames; expected clips", r.name);
   return r.frames.empty() ? open_video(r.image.bytes, r.name, c.threads) : open_image_sequence(r.frames, r.name, c.fps);
 }
 
@@ -176,11 +176,11 @@ Fit resize_and_crop_of_record(const Record& r, ImageSize size, const ImageConfig
 
 PreparedImage prepare_image(const Record& record, const ImageConfig& config, const Placement& placement) {
   if (config.clip) return prepare_clip(record, config, placement);
-  const DecodedImage picture = decode_record(record, config);
-  PreparedImage r{.arrays = {}, .fit = resize_and_crop_of_record(record, picture.size, config, placement)};
-  r.arrays["pixels"] = fitted(picture.rgb, r.fit, placement.flip);
-  if (config.mask != MaskFrom::none) r.arrays["mask"] = mask_of(record, picture, config, r.fit, placement.flip);
-  if (config.sizes) r.arrays["time_ids"] = time_ids(picture.size, r.fit, placement.flip);
+  const DecodedImage decoded = decode_record(record, config);
+  PreparedImage r{.arrays = {}, .fit = resize_and_crop_of_record(record, decoded.size, config, placement)};
+  r.arrays["pixels"] = fitted(decoded.rgb, r.fit, placement.flip);
+  if (config.mask != MaskFrom::none) r.arrays["mask"] = mask_of(record, decoded, config, r.fit, placement.flip);
+  if (config.sizes) r.arrays["time_ids"] = time_ids(decoded.size, r.fit, placement.flip);
   return r;
 }
 

@@ -21,7 +21,7 @@ enum class MaskFrom { none, alpha, record };
 /// How frames are taken from records that are clips.
 struct ClipConfig {
   int64_t frames = 17;        // where there are no buckets, which have their own
-  double fps = 16;            // see FrameTimes; pictures of a clip are taken to have this rate
+  double fps = 16;            // see FrameTimes; images of a clip are taken to have this rate
   bool random_start = false;  // anywhere in the clip, another place each time; otherwise its start
   int threads = 1;            // that decode one clip; image_batches sets it
 };

@@ -36,7 +36,7 @@ std::string error_of(const std::function<void()>& f, Code code) {
   return "no error";
 }
 
-/// What a mask that equals the picture must become: means of the red of its cells.
+/// What a mask that equals the image must become: means of the red of its cells.
 std::vector<float> cells_of(const HostArray& pixels, int64_t cell) {
   std::vector<float> out;
   const auto v = pixels.view<uint8_t>();
@@ -51,7 +51,7 @@ std::vector<float> cells_of(const HostArray& pixels, int64_t cell) {
 }
 
 TEST(Mask, IsResizedByArea) {
-  // See tools/golden/buckets.py: torch's interpolation. The picture has the right size: only cells are averaged.
+  // See tools/golden/buckets.py: torch's interpolation. The image has the right size: only cells are averaged.
   const json golden = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/buckets.json"));
   for (const json& row : golden["masks"]) {
     const int64_t h = row["height"], w = row["width"];
@@ -74,7 +74,7 @@ TEST(Mask, IsResizedByArea) {
   }
 }
 
-TEST(Mask, FollowsThePicture) {
+TEST(Mask, FollowsTheImage) {
   const HostArray rgb = smooth(23, 41);
   Record r = record(rgb);
   r.mask = r.image;
@@ -107,7 +107,7 @@ TEST(Mask, ComesFromAlphaOrIsOneEverywhere) {
   const PreparedImage ready = prepare_image({.name = "it", .image = Blob::of(png)}, config, {});
   EXPECT_EQ(floats(ready.arrays.at("mask")), (std::vector<float>{0, 1, 0, 1}));
   for (uint8_t v : ready.arrays.at("pixels").view<uint8_t>()) EXPECT_EQ(v, 100);
-  // Without a mask the same picture lies over white.
+  // Without a mask the same image lies over white.
   const HostArray over =
       prepare_image({.name = "it", .image = Blob::of(png)}, {.resolution = 4}, {}).arrays.at("pixels");
   EXPECT_EQ(over.view<uint8_t>()[0], 255);
@@ -122,7 +122,7 @@ TEST(Mask, MissingOrOfAnotherSizeIsRefusedByName) {
   EXPECT_EQ(error_of([&] { prepare_image(r, config, {}); }, Code::invalid_config), "it: it has no mask");
   r.mask = Blob::of(file_text(smooth(8, 9)));
   EXPECT_EQ(error_of([&] { prepare_image(r, config, {}); }, Code::invalid_config),
-            "mask of it: it has 9x8 pixels, the picture 8x8");
+            "mask of it: it has 9x8 pixels, the image 8x8");
 
   const TemporaryFolder folder;
   for (const char* part : {"/pictures", "/pictures/sub", "/masks", "/masks/sub"}) make_folders(folder.path() + part);
@@ -130,7 +130,7 @@ TEST(Mask, MissingOrOfAnotherSizeIsRefusedByName) {
     write_png(folder / name, smooth(8, 8));
   const DataSourceConfig where{.train_data_dir = folder / "pictures", .conditioning_data_dir = folder / "masks"};
   const std::string refusal = error_of([&] { open_source(where); }, Code::io);
-  EXPECT_NE(refusal.find("1 of 2 pictures have no mask there, the first is " + (folder / "pictures/sub/b.png")),
+  EXPECT_NE(refusal.find("1 of 2 images have no mask there, the first is " + (folder / "pictures/sub/b.png")),
             std::string::npos)
       << refusal;
   write_png(folder / "masks/sub/b.png", smooth(8, 8, 1));
@@ -141,7 +141,7 @@ TEST(Mask, MissingOrOfAnotherSizeIsRefusedByName) {
 }
 
 // S4-57
-TEST(Sizes, AreThoseOfThePictureAndItsCut) {
+TEST(Sizes, AreThoseOfTheImageAndItsCut) {
   // 20 high, 40 wide; the short side becomes 16, so the other 32.
   const Record r = record(smooth(20, 40));
   const auto ids = [&](ImageConfig c, Placement p = {}) {

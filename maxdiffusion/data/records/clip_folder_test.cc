@@ -24,7 +24,7 @@ const std::string& video() {
   static const std::string bytes = encode_mp4(grey_frames(5, 16, 16), {.threads = 1}, "it");
   return bytes;
 }
-std::string picture(int level) {
+std::string image(int level) {
   HostArray a(Shape{DType::u8, {16, 16, 3}});
   std::ranges::fill(a.mutable_view<uint8_t>(), static_cast<uint8_t>(level));
   return encode_png(a);
@@ -46,8 +46,8 @@ TEST(ClipFolder, HoldsVideosAndFoldersOfFramesWithCaptions) {
   put(folder, "a/x.WEBM", video());
   put(folder, "a/metadata.jsonl", R"({"file_name": "x.WEBM", "text": "from metadata"})");
   put(folder, "a/x.jpg", "a thumbnail");
-  put(folder, "cover.png", picture(1));
-  for (int i = 1; i < 12; ++i) put(folder, fmt::format("frames.v1/{}.png", i), picture(i));
+  put(folder, "cover.png", image(1));
+  for (int i = 1; i < 12; ++i) put(folder, fmt::format("frames.v1/{}.png", i), image(i));
   put(folder, "frames.v1.txt", "a folder of frames");
   put(folder, "more/frames/0001.jpeg", "x");
   put(folder, "more/metadata.csv", "file_name,text\nframes/,a folder in a table\n");
@@ -65,29 +65,29 @@ TEST(ClipFolder, HoldsVideosAndFoldersOfFramesWithCaptions) {
                                              "frames.v1: a folder of frames", "more/frames: a folder in a table"}));
   const Record frames = source->read(3);
   ASSERT_EQ(frames.frames.size(), 11u);
-  for (int i = 1; i < 12; ++i) EXPECT_EQ(frames.frames[static_cast<size_t>(i - 1)].bytes, picture(i));  // 9 before 10
+  for (int i = 1; i < 12; ++i) EXPECT_EQ(frames.frames[static_cast<size_t>(i - 1)].bytes, image(i));  // 9 before 10
 }
 
-TEST(ClipFolder, IsToldByItsVideosUnlessPicturesLieBesideThem) {
+TEST(ClipFolder, IsRecognizedByItsVideosUnlessItHoldsImages) {
   const TemporaryFolder folder;
   put(folder, "a.mp4", video());
   EXPECT_NE(open_source({.train_data_dir = folder.path()})->name().find("clip folder"), std::string::npos);
   EXPECT_NE(open_source({.dataset_name = folder.path()})->name().find("clip folder"), std::string::npos);
   EXPECT_NE(open_source({.dataset_type = "hf", .train_data_dir = folder.path()})->name().find("clip folder"),
             std::string::npos);
-  put(folder, "b.png", picture(1));
+  put(folder, "b.png", image(1));
   EXPECT_NE(open_source({.train_data_dir = folder.path()})->name().find("image folder"), std::string::npos);
 }
 
 TEST(ClipFolder, FingerprintKnowsEveryFrame) {
   const TemporaryFolder folder;
-  for (int i = 0; i < 3; ++i) put(folder, fmt::format("it/{}.png", i), picture(i));
+  for (int i = 0; i < 3; ++i) put(folder, fmt::format("it/{}.png", i), image(i));
   const auto print = [&] {
     return open_source({.dataset_type = "clip_folder", .train_data_dir = folder.path()})->fingerprint();
   };
   const std::string before = print();
   EXPECT_EQ(print(), before);
-  put(folder, "it/2.png", picture(200) + "longer");
+  put(folder, "it/2.png", image(200) + "longer");
   EXPECT_NE(print(), before);
 }
 
@@ -96,7 +96,7 @@ TEST(ClipFolder, BadFoldersAreErrorsThatSayWhatToTry) {
   const DataSourceConfig config{.dataset_type = "clip_folder", .train_data_dir = folder / "it"};
   EXPECT_NE(error_of(config).find("no such folder"), std::string::npos) << error_of(config);
   put(folder, "it/a.txt", "a caption");
-  put(folder, "it/cover.png", picture(1));
+  put(folder, "it/cover.png", image(1));
   EXPECT_NE(
       error_of(config).find("clip folder '" + folder / "it" +
                             "': no clips (mp4, mov, mkv, webm, avi, gif, animated webp, or folders of png or jpeg"),

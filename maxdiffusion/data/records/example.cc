@@ -113,7 +113,7 @@ Record record_of_example(std::string_view bytes, const DataSourceConfig& config,
   };
   r.image = Blob::of(bytes_of(0));
   r.caption = bytes_of(1);
-  if (r.image.bytes.empty()) r.fault = name + ": no picture";
+  if (r.image.bytes.empty()) r.fault = name + ": no image";
   return r;
 }
 

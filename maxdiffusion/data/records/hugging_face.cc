@@ -97,7 +97,7 @@ SourcePtr hf_source(const std::string& where, const DataSourceConfig& config) {
                             : std::filesystem::is_directory(where);
     check(folder, Code::io, "'{}': expected .parquet or .arrow files, or an image folder; the first of {} files is {}",
           shown(where), files.size(), path_of(files[0]));
-    // Pictures may lie in a folder for each split.
+    // Images may lie in a folder for each split.
     const std::string own = below(where, config.train_split);
     const bool split =
         std::ranges::any_of(files, [&](const FoundFile& f) { return path_of(f).starts_with(shown(own) + "/"); });

@@ -35,10 +35,10 @@ struct Content {
   std::set<std::string> extensions;
   bool clips = false;  // folders of frames are items, too
 };
-const Content kPictures{"image folder",
-                        "pictures",
-                        "png, jpeg, webp, gif, bmp, tiff, avif",
-                        {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"}};
+const Content kImages{"image folder",
+                      "images",
+                      "png, jpeg, webp, gif, bmp, tiff, avif",
+                      {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"}};
 const Content kClips{"clip folder",
                      "clips",
                      "mp4, mov, mkv, webm, avi, gif, animated webp, or folders of png or jpeg frames",
@@ -155,7 +155,7 @@ Listing listing_of(const std::string& folder, const Content& content, const char
     if (!known) ++others[e.empty() ? "without extension" : e];
   }
   tell_left_out(fmt::format("{} '{}'", content.folder, shown(folder)), links, others);
-  // Pictures beside videos, and those in the folder itself, are no clips.
+  // Images beside videos, and those in the folder itself, are no clips.
   std::set<std::string> of_videos{""};
   for (const std::string& video : all.items) of_videos.insert(fs::path(video).parent_path().string());
   std::erase_if(all.frames, [&](const auto& clip) { return of_videos.contains(clip.first); });
@@ -247,7 +247,7 @@ void each_csv_row(const std::string& file, const std::string& text, const Row& f
   if (!cell.empty() || !cells.empty()) end_row();
 }
 
-// Adds the rows of one metadata file: name of the picture → caption.
+// Adds the rows of one metadata file: name of the image → caption.
 void read_metadata(const Listing& all, const std::string& name, const ImageFolderConfig& config,
                    std::map<std::string, std::string>& captions) {
   const std::string file = shown(all.location(name));
@@ -266,18 +266,18 @@ void read_metadata(const Listing& all, const std::string& name, const ImageFolde
     check(cell.is_string(), Code::io, "{}:{}: '{}' must be a string", file, number, image_column);
     const auto caption = caption_of(row[config.caption_column]);
     check(caption.has_value(), Code::io, "{}:{}: '{}' must be a string", file, number, config.caption_column);
-    const std::string picture = path_inside(fs::path(name).parent_path() / cell.get<std::string>());
-    check(!picture.empty(), Code::io, "{}:{}: names '{}', which is not inside of '{}'", file, number,
+    const std::string item = path_inside(fs::path(name).parent_path() / cell.get<std::string>());
+    check(!item.empty(), Code::io, "{}:{}: names '{}', which is not inside of '{}'", file, number,
           cell.get<std::string>(), shown(all.root));
     // Files whose names start with a dot are listed by no one, but may be named.
     std::error_code ec;
-    const bool there = all.items.contains(picture) || all.files.contains(picture) ||
-                       (!is_remote(all.root) && fs::is_regular_file(fs::symlink_status(all.location(picture), ec)));
-    check(there, Code::io, "{}:{}: names '{}', which does not exist", file, number, shown(all.location(picture)));
-    const auto [before, fresh] = line_of.emplace(picture, number);
-    check(fresh, Code::io, "{}:{}: names '{}' again, first on line {}", file, number, shown(all.location(picture)),
+    const bool there = all.items.contains(item) || all.files.contains(item) ||
+                       (!is_remote(all.root) && fs::is_regular_file(fs::symlink_status(all.location(item), ec)));
+    check(there, Code::io, "{}:{}: names '{}', which does not exist", file, number, shown(all.location(item)));
+    const auto [before, fresh] = line_of.emplace(item, number);
+    check(fresh, Code::io, "{}:{}: names '{}' again, first on line {}", file, number, shown(all.location(item)),
           before->second);
-    captions[picture] = *caption;
+    captions[item] = *caption;
   };
   const std::string text = text_of(all.file(name));
   name.ends_with(kMetadataCsv) ? each_csv_row(file, text, add) : each_json_line(file, text, add);
@@ -294,7 +294,7 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
     if (found.metadata.empty() && renamed)
       log_warning("{} is ignored: there is no {}, captions are in .txt files", key, kMetadata);
   const auto& [what, things, formats, extensions, clips] = *found.content;
-  for (const auto& [picture, caption] : captions) found.items.insert(picture);
+  for (const auto& [item, caption] : captions) found.items.insert(item);
   if (found.items.empty()) {
     Error error(Code::io, fmt::format("{} '{}': no {} ({})", what, shown(folder), things, formats));
     if (!found.texts.empty())
@@ -306,16 +306,15 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
   std::vector<ImageItem> items;
   std::vector<std::string> texts;  // beside the items; "": none, or not asked
   int64_t bare = 0;
-  for (const std::string& picture : found.items) {
-    const auto frames = found.frames.find(picture);
-    std::string text =
-        frames != found.frames.end() ? picture + ".txt" : fs::path(picture).replace_extension(".txt").string();
+  for (const std::string& item : found.items) {
+    const auto frames = found.frames.find(item);
+    std::string text = frames != found.frames.end() ? item + ".txt" : fs::path(item).replace_extension(".txt").string();
     const bool beside = found.texts.erase(text) > 0;
     if (config.max_train_samples >= 0 && static_cast<int64_t>(items.size()) >= config.max_train_samples) continue;
-    const auto named = captions.find(picture);
+    const auto named = captions.find(item);
     bare += named == captions.end() && !beside;
-    const FoundFile file = found.file(picture);
-    items.push_back({file.location, picture, named != captions.end() ? named->second : "", file.size, {}});
+    const FoundFile file = found.file(item);
+    items.push_back({file.location, item, named != captions.end() ? named->second : "", file.size, {}});
     if (frames != found.frames.end())
       for (const std::string& frame : frames->second) items.back().frames.push_back(found.file(frame));
     texts.push_back(named == captions.end() && beside ? text : "");
@@ -341,20 +340,20 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
   }
   if (!found.texts.empty() && captions.empty() && bare < static_cast<int64_t>(items.size())) {
     log_warning("{} '{}': {} .txt files have no {} beside them, the first is {}", what, shown(folder),
-                found.texts.size(), clips ? "clip" : "picture", place(*found.texts.begin()));
+                found.texts.size(), clips ? "clip" : "image", place(*found.texts.begin()));
   }
   check(!items.empty(), Code::invalid_config, "max_train_samples: 0 leaves none of the {} of '{}'", things,
         shown(folder));
   return items;
 }
 
-/// The masks of pictures, one each: of the same path below their folder, whatever the extension.
+/// The masks of images, one each: of the same path below their folder, whatever the extension.
 std::vector<FoundFile> find_masks(const Listing& listing, const std::vector<ImageItem>& items) {
   const auto stem = [](const std::string& name) { return fs::path(name).replace_extension().string(); };
   std::map<std::string, FoundFile> masks;
   for (const std::string& name : listing.items) {
     const auto [it, fresh] = masks.emplace(stem(name), listing.file(name));
-    check(fresh, Code::io, "conditioning_data_dir: {} and {} are masks of the same picture", shown(it->second.location),
+    check(fresh, Code::io, "conditioning_data_dir: {} and {} are masks of the same image", shown(it->second.location),
           shown(listing.location(name)));
   }
   std::vector<FoundFile> found;
@@ -365,7 +364,7 @@ std::vector<FoundFile> find_masks(const Listing& listing, const std::vector<Imag
     else
       missing.push_back(shown(item.file));
   }
-  check(missing.empty(), Code::io, "conditioning_data_dir '{}': {} of {} pictures have no mask there, the first is {}",
+  check(missing.empty(), Code::io, "conditioning_data_dir '{}': {} of {} images have no mask there, the first is {}",
         shown(listing.root), missing.size(), items.size(), missing.empty() ? "" : missing[0]);
   return found;
 }
@@ -412,18 +411,18 @@ class ImageFolder : public RecordSource {
 }  // namespace
 
 std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageFolderConfig& config) {
-  return items_of(folder, listing_of(folder, kPictures), config);
+  return items_of(folder, listing_of(folder, kImages), config);
 }
 
 SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig& config) {
   check(config.array_columns.empty(), Code::invalid_config,
-        "image folder '{}' holds pictures and captions; cached arrays are read from tfrecord, grain and hf",
+        "image folder '{}' holds images and captions; cached arrays are read from tfrecord, grain and hf",
         shown(folder));
   std::optional<Listing> masks;
   if (!config.conditioning_data_dir.empty())
-    masks = listing_of(config.conditioning_data_dir, kPictures, "conditioning_data_dir",
-                       "try: conditioning_data_dir names a folder of masks, each with its picture's path and name");
-  return std::make_shared<ImageFolder>(folder, listing_of(folder, kPictures), masks, config);
+    masks = listing_of(config.conditioning_data_dir, kImages, "conditioning_data_dir",
+                       "try: conditioning_data_dir names a folder of masks, each with its image's path and name");
+  return std::make_shared<ImageFolder>(folder, listing_of(folder, kImages), masks, config);
 }
 
 SourcePtr clip_folder_source(const std::string& folder, const DataSourceConfig& config) {
@@ -440,9 +439,9 @@ bool holds_clips(const Files& files) {
   };
   std::set<std::string> videos = kClips.extensions;
   videos.erase(".webp");
-  std::set<std::string> pictures = kPictures.extensions;
-  pictures.erase(".gif");  // of gifs alone: clips
-  return any(videos) && !any(pictures);
+  std::set<std::string> images = kImages.extensions;
+  images.erase(".gif");  // of gifs alone: clips
+  return any(videos) && !any(images);
 }
 
 }  // namespace md

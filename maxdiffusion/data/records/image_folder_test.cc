@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// Pictures and what Pillow makes of them; see tools/golden/pictures.py.
+// Images and what Pillow makes of them; see tools/golden/images.py.
 const json& golden() {
   static const json g = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/pictures.json"));
   return g;
@@ -31,7 +31,7 @@ std::string from_hex(const std::string& hex) {
   for (size_t i = 0; i < hex.size(); i += 2) bytes += static_cast<char>(std::stoi(hex.substr(i, 2), nullptr, 16));
   return bytes;
 }
-HostArray picture_of(const std::string& hex, int64_t h, int64_t w) {
+HostArray image_of(const std::string& hex, int64_t h, int64_t w) {
   const std::string bytes = from_hex(hex);
   return HostArray::of<uint8_t>(Shape{DType::u8, {h, w, 3}},
                                 {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()});
@@ -40,7 +40,7 @@ std::string file_of(const std::string& name) {
   for (const json& row : golden()["files"]) {
     if (row["name"] == name) return from_hex(row["file"]);
   }
-  ADD_FAILURE() << "no picture " << name;
+  ADD_FAILURE() << "no image " << name;
   return "";
 }
 int largest_difference(const HostArray& a, const HostArray& b) {
@@ -87,17 +87,17 @@ std::string error_of(const std::function<void()>& f) {
     EXPECT_NE(message.find(text), std::string::npos) << message; \
   } while (false)
 
-TEST(Decode, EveryKindOfPictureLooksAsInPillow) {
+TEST(Decode, EveryKindOfImageLooksAsInPillow) {
   for (const json& row : golden()["files"]) {
     SCOPED_TRACE(row["name"].get<std::string>());
-    const HostArray expected = picture_of(row["rgb"], row["height"], row["width"]);
+    const HostArray expected = image_of(row["rgb"], row["height"], row["width"]);
     const HostArray found = decode(from_hex(row["file"]));
     ASSERT_EQ(found.dims(), expected.dims());
     EXPECT_LE(largest_difference(found, expected), row["tolerance"].get<int>());
   }
 }
 
-TEST(Decode, TruncatedPicturesSaySo) {
+TEST(Decode, TruncatedImagesSaySo) {
   for (const json& row : golden()["files"]) {
     const std::string bytes = from_hex(row["file"]);
     SCOPED_TRACE(row["name"].get<std::string>());
@@ -130,7 +130,7 @@ TEST(Decode, CorruptPngIsFoundByItsChecksum) {
   EXPECT_ERROR(decode(bytes), "it: PNG: ");
 }
 
-TEST(Decode, SizesThatNoPictureHasAreRefusedBeforeMemoryIsTaken) {
+TEST(Decode, SizesThatNoImageHasAreRefusedBeforeMemoryIsTaken) {
   // A PNG header that claims 60000 × 60000, with its checksum right, is libpng's to accept and ours to refuse.
   const std::string png = from_hex("89504e470d0a1a0a0000000d494844520000ea600000ea6008020000000fb0e215");
   const std::string message = error_of([&] { decode(png + file_of("rgb.png").substr(33)); });
@@ -149,7 +149,7 @@ TEST(Decode, OtherFilesAreNamedForWhatTheyStartWith) {
   EXPECT_ERROR(decode(from_hex(golden()["animated_webp"])), "animations");
 }
 
-// The same picture in formats that FFmpeg reads, written and decoded by Pillow 12.
+// The same image in formats that FFmpeg reads, written and decoded by Pillow 12.
 const std::map<std::string, std::string> kOtherFormats = {
     {"bmp",
      "424d760000000000000036000000280000000500000004000000010018000000000040000000c40e0000c40e00000000000000000000c80e2"
@@ -186,7 +186,7 @@ const std::map<std::string, std::string> kOtherFormats = {
      "1dff203ec561cb4309ff63b8c0"}};
 
 TEST(Decode, OtherFormatsLookAsInPillow) {
-  const HostArray lossless = picture_of(
+  const HostArray lossless = image_of(
       "0000c82805aa500a8c780f6ea014500d5ac8355faa5d648c85696ead6e501ab4c842b9aa6abe8c92c36ebac850270ec84f13aa77"
       "188c9f1d6ec72250",
       4, 5);
@@ -259,7 +259,7 @@ TEST(ImageFolder, LinksStayInsideAndAreCounted) {
   EXPECT_EQ(list_image_folder(f.path, {})[0].caption, "mine");
 }
 
-TEST(ImageFolder, OtherFilesAndOddCaptionsAreTold) {
+TEST(ImageFolder, OtherFilesAndOddCaptionsAreWarnedAbout) {
   const Folder f("odd");
   f.put("a.png", "x").put("b.gif", "x").put("c.avif", "x").put("d.heic", "x").put("e.HEIC", "x").put("notes.md", "x");
   f.put("a.txt", "\xef\xbb\xbf a cat\r\n").put("b.txt", "gr\xfcn").put("c.txt", "gr\xc3\xbcn");
@@ -284,8 +284,8 @@ TEST(Resize, AgreesWithPillowByteForByte) {
     const int64_t r = row["resolution"];
     SCOPED_TRACE(fmt::format("{}x{} to {}", row["height"].get<int>(), row["width"].get<int>(), r));
     const ImageConfig config{.resolution = r, .center_crop = row["center_crop"]};
-    const HostArray in = picture_of(row["rgb"], row["height"], row["width"]);
-    EXPECT_EQ(largest_difference(fit_image(in, config), picture_of(row["out"], r, r)), 0);
+    const HostArray in = image_of(row["rgb"], row["height"], row["width"]);
+    EXPECT_EQ(largest_difference(fit_image(in, config), image_of(row["out"], r, r)), 0);
   }
 }
 
@@ -316,18 +316,17 @@ TEST(ImageFolder, MetadataWinsOverTextFilesAndOrderIsByPath) {
 
 TEST(ImageFolder, ColumnsMayHaveOtherNames) {
   const Folder f("columns");
-  f.put("a.png", file_of("rgb.png")).put("metadata.jsonl", R"({"picture": "a.png", "caption": "hello"})");
+  f.put("a.png", file_of("rgb.png")).put("metadata.jsonl", R"({"image": "a.png", "caption": "hello"})");
   EXPECT_EQ(list_image_folder(f.path, {.image_column = "picture", .caption_column = "caption"})[0].caption, "hello");
-  EXPECT_ERROR(list_image_folder(f.path, {}),
-               "metadata.jsonl:1: no column 'file_name'; the line has: caption, picture");
+  EXPECT_ERROR(list_image_folder(f.path, {}), "metadata.jsonl:1: no column 'file_name'; the line has: caption, image");
 }
 
 TEST(ImageFolder, BadFoldersAreRefusedWithTheReason) {
-  EXPECT_ERROR(list_image_folder("/nowhere/pictures", {}), "'/nowhere/pictures': no such folder");
+  EXPECT_ERROR(list_image_folder("/nowhere/pictures", {}), "'/nowhere/images': no such folder");
   EXPECT_ERROR(list_image_folder("/etc/passwd", {}), "not a folder");
-  EXPECT_ERROR(list_image_folder(Folder("empty").path, {}), "no pictures");
-  EXPECT_ERROR(list_image_folder(Folder("texts").put("a.txt", "x").path, {}), "captions without pictures");
-  EXPECT_ERROR(list_image_folder(Folder("only_metadata").put("metadata.jsonl", "").path, {}), "names no pictures");
+  EXPECT_ERROR(list_image_folder(Folder("empty").path, {}), "no images");
+  EXPECT_ERROR(list_image_folder(Folder("texts").put("a.txt", "x").path, {}), "captions without images");
+  EXPECT_ERROR(list_image_folder(Folder("only_metadata").put("metadata.jsonl", "").path, {}), "names no images");
   const std::string png = file_of("rgb.png");
   const auto with = [&](const std::string& metadata) {
     return Folder("metadata").put("a.png", png).put("metadata.jsonl", metadata).path;
@@ -341,12 +340,12 @@ TEST(ImageFolder, BadFoldersAreRefusedWithTheReason) {
   EXPECT_ERROR(list_image_folder(with("{\"file_name\": 7, \"text\": \"x\"}"), {}), "'file_name' must be a string");
 }
 
-TEST(ImageFolder, PicturesThatDoNotDecodeAreSkippedAndNamed) {
+TEST(ImageFolder, ImagesThatDoNotDecodeAreSkippedAndNamed) {
   const Folder f("bad_pictures");
   const std::string png = file_of("rgb.png");
   f.put("1.png", png)
       .put("2.png", png.substr(0, 60))
-      .put("3.jpg", "not a picture")
+      .put("3.jpg", "not an image")
       .put("4.png", file_of("rgb.jpg"))
       .put("5.png", "");
   for (int i : {1, 2, 3, 4, 5}) f.put(std::to_string(i) + ".txt", "caption " + std::to_string(i));
@@ -355,13 +354,13 @@ TEST(ImageFolder, PicturesThatDoNotDecodeAreSkippedAndNamed) {
   EXPECT_EQ(l.pixels.dims(), (Dims{2, 8, 8, 3}));
   ASSERT_EQ(l.skipped.size(), 3u);
   EXPECT_NE(l.skipped[0].find("2.png: PNG: "), std::string::npos) << l.skipped[0];
-  // The rows are those of the pictures kept.
+  // The rows are those of the images kept.
   const HostArray fourth = fit_image(decode(file_of("rgb.jpg")), {.resolution = 8});
   EXPECT_EQ(std::memcmp(l.pixels.data() + fourth.bytes(), fourth.data(), fourth.bytes()), 0);
 
   const Folder all_bad("all_bad");
   all_bad.put("a.png", "x").put("b.png", "y");
-  EXPECT_ERROR(load(all_bad.path, {.resolution = 8}), "none of 2 pictures decodes");
+  EXPECT_ERROR(load(all_bad.path, {.resolution = 8}), "none of 2 images decodes");
 }
 
 TEST(ImageFolder, FingerprintFollowsFilesAndCaptions) {

@@ -42,7 +42,7 @@ struct SelectedColumns {
   std::vector<std::string> names;  // as they are stored
   std::vector<std::string> keys;   // their names in Record::arrays; "" for image and caption
 };
-/// Picture and caption, or the arrays. Throws io naming `where` and listing the columns when one is missing.
+/// Image and caption, or the arrays. Throws io naming `where` and listing the columns when one is missing.
 SelectedColumns selected_columns(const DataSourceConfig& config, const std::vector<std::string>& columns,
                                  const std::string& where);
 /// A record from the bytes of a tf.Example: the image's and caption's features, or the arrays', each a serialized
@@ -51,7 +51,7 @@ Record record_of_example(std::string_view bytes, const DataSourceConfig& config,
 /// The part of a source's fingerprint that says which columns are read.
 std::string columns_key(const DataSourceConfig& config);
 
-/// Whether the files of a folder are clips: there are videos among them and no pictures.
+/// Whether the files of a folder are clips: there are videos among them and no images.
 bool holds_clips(const Files& files);
 
 /// Trims blanks at both ends.

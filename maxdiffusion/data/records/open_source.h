@@ -33,7 +33,7 @@ struct DataSourceConfig {
   int64_t max_train_samples = -1;                // the first N as stored; −1: all
   std::optional<int64_t> synthetic_num_samples;  // of dataset_type synthetic
   int64_t resolution = 512;                      // of dataset_type synthetic, pixels
-  /// If not empty, records of dataset_type synthetic hold arrays of these shapes instead of pictures: floats standard
+  /// If not empty, records of dataset_type synthetic hold arrays of these shapes instead of images: floats standard
   /// normal, from the seed and the record's number, integers 0. Without synthetic_num_samples they never end.
   std::map<std::string, Shape> synthetic_arrays;
   uint64_t synthetic_seed = 0;

@@ -108,7 +108,7 @@ std::vector<Record> all_of(const DataSourceConfig& config) {
     out.push_back(n.read());
   }
 }
-void expect_pictures(const DataSourceConfig& config, size_t count = kRecords) {
+void expect_images(const DataSourceConfig& config, size_t count = kRecords) {
   SCOPED_TRACE(config.train_data_dir + config.hf_train_files + config.grain_train_files + config.dataset_name);
   const auto records = all_of(config);
   ASSERT_EQ(records.size(), count);
@@ -156,40 +156,40 @@ void expect_no_crash(const std::string& bytes, const std::string& name, DataSour
 }
 
 // S2-48, S4-50
-TEST(Source, ParquetWithPictureStructsAndSplits) {
-  expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/parquet"});
-  expect_pictures({.dataset_type = "tf", .dataset_name = kFiles + "/parquet"});
-  expect_pictures({.dataset_type = "hf", .hf_data_dir = kFiles + "/parquet"});
-  expect_pictures({.dataset_type = "hf", .dataset_name = kFiles + "/parquet", .train_split = "test"}, 1);
-  expect_pictures({.dataset_type = "hf", .hf_train_files = kFiles + "/parquet/data/train-*.parquet"});
-  expect_pictures({.dataset_type = "hf", .hf_train_files = kFiles + "/**/train-*.parquet"});
-  expect_pictures({.dataset_type = "hf",
-                   .hf_train_files = kFiles + "/parquet/data/train-00000-of-00002.parquet, " + kFiles +
-                                     "/parquet/data/train-00001-of-00002.parquet"});
-  expect_pictures({.hf_train_files = kFiles + "/parquet/data/train*", .max_train_samples = 6}, 6);
+TEST(Source, ParquetWithImageStructsAndSplits) {
+  expect_images({.dataset_type = "hf", .train_data_dir = kFiles + "/parquet"});
+  expect_images({.dataset_type = "tf", .dataset_name = kFiles + "/parquet"});
+  expect_images({.dataset_type = "hf", .hf_data_dir = kFiles + "/parquet"});
+  expect_images({.dataset_type = "hf", .dataset_name = kFiles + "/parquet", .train_split = "test"}, 1);
+  expect_images({.dataset_type = "hf", .hf_train_files = kFiles + "/parquet/data/train-*.parquet"});
+  expect_images({.dataset_type = "hf", .hf_train_files = kFiles + "/**/train-*.parquet"});
+  expect_images({.dataset_type = "hf",
+                 .hf_train_files = kFiles + "/parquet/data/train-00000-of-00002.parquet, " + kFiles +
+                                   "/parquet/data/train-00001-of-00002.parquet"});
+  expect_images({.hf_train_files = kFiles + "/parquet/data/train*", .max_train_samples = 6}, 6);
   EXPECT_EQ(open_source({.dataset_type = "hf", .train_data_dir = kFiles + "/parquet"})->shards(), 4);  // row groups
   EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = kFiles + "/parquet", .train_split = "validation"}),
                "no file of split 'validation'");
 }
 
-TEST(Source, TablesWithPlainBytesOtherNamesAndFilesBeside) {
+TEST(Source, TablesWithPlainBytesOtherNamesAndFilesNextToThem) {
   for (const char* file : {"/plain.parquet", "/plain.arrow"}) {
-    expect_pictures({.dataset_type = "hf",
-                     .train_data_dir = kFiles + file,
-                     .image_column = "picture",
-                     .caption_column = "captions"});
+    expect_images({.dataset_type = "hf",
+                   .train_data_dir = kFiles + file,
+                   .image_column = "picture",
+                   .caption_column = "captions"});
   }
-  expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/paths.parquet", .image_column = "file"});
+  expect_images({.dataset_type = "hf", .train_data_dir = kFiles + "/paths.parquet", .image_column = "file"});
 }
 
 // S4-50
 TEST(Source, SavedToDisk) {
   const DataSourceConfig c{.dataset_type = "hf", .train_data_dir = kFiles + "/saved"};
-  expect_pictures(c);
+  expect_images(c);
   EXPECT_EQ(open_source(c)->shards(), 0);  // any row at once: they are used where they lie
   EXPECT_EQ(open_source(c)->read(5).caption, expected()[5].caption);
-  expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/saved", .train_split = "test"}, 1);
-  expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/saved/train"});
+  expect_images({.dataset_type = "hf", .train_data_dir = kFiles + "/saved", .train_split = "test"}, 1);
+  expect_images({.dataset_type = "hf", .train_data_dir = kFiles + "/saved/train"});
   const std::string none =
       error_of([] { open_source({.dataset_type = "image_folder", .train_data_dir = kFiles, .train_split = "test"}); },
                Code::invalid_config);
@@ -203,16 +203,16 @@ TEST(Source, ImageFolderOfSplits) {
   fs::copy(kFiles + "/pictures", t / "train", fs::copy_options::recursive);
   make_folders(t / "test");
   write_file_atomic(t / "test/other.png", read_file(all_of({.train_data_dir = kFiles + "/pictures"})[0].name));
-  expect_pictures({.dataset_type = "hf", .train_data_dir = t.path()});
+  expect_images({.dataset_type = "hf", .train_data_dir = t.path()});
   EXPECT_EQ(open_source({.dataset_type = "hf", .train_data_dir = t.path(), .train_split = "test"})->size(), 1);
   EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = t.path(), .train_split = "dev"}),
                "no folder of split 'dev'");
 }
 
 TEST(Source, ImageFolderWithCsv) {
-  expect_pictures({.dataset_type = "image_folder", .train_data_dir = kFiles + "/pictures"});
-  expect_pictures({.dataset_type = "hf", .train_data_dir = kFiles + "/pictures"});
-  expect_pictures({.train_data_dir = kFiles + "/pictures", .image_column = "file_name", .max_train_samples = 2}, 2);
+  expect_images({.dataset_type = "image_folder", .train_data_dir = kFiles + "/pictures"});
+  expect_images({.dataset_type = "hf", .train_data_dir = kFiles + "/pictures"});
+  expect_images({.train_data_dir = kFiles + "/pictures", .image_column = "file_name", .max_train_samples = 2}, 2);
 }
 
 TEST(Source, CsvCellsMayBeQuotedAndLinesAreCounted) {
@@ -233,19 +233,19 @@ TEST(Source, CsvCellsMayBeQuotedAndLinesAreCounted) {
   EXPECT_ERROR(with("caption,file_name\nx,c.png\n"), "no column 'text'; the line has: caption, file_name");
 }
 
-TEST(Source, TfrecordPictures) {
-  expect_pictures({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/pictures.tfrecord"});
+TEST(Source, TfrecordImages) {
+  expect_images({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/pictures.tfrecord"});
 }
 
 TEST(Source, WebDataset) {
-  expect_pictures({.dataset_type = "webdataset", .train_data_dir = kFiles + "/shard-*.tar"});
-  expect_pictures({.train_data_dir = kFiles + "/shard-000000.tar," + kFiles + "/shard-000001.tar"});
+  expect_images({.dataset_type = "webdataset", .train_data_dir = kFiles + "/shard-*.tar"});
+  expect_images({.train_data_dir = kFiles + "/shard-000000.tar," + kFiles + "/shard-000001.tar"});
 }
 
 TEST(Source, ArrayRecords) {
   for (const char* name : {"plain", "zstd", "brotli", "snappy"}) {
     const std::string file = put(std::string(name) + ".array_record", array_record(name));
-    expect_pictures({.dataset_type = "grain", .grain_train_files = file});
+    expect_images({.dataset_type = "grain", .grain_train_files = file});
     expect_arrays({.dataset_type = "grain", .grain_train_files = file});
     EXPECT_EQ(open_source({.grain_train_files = file})->size(), kRecords);
   }
@@ -272,7 +272,7 @@ TEST(Source, CachedArraysOfEveryKind) {
   for (size_t i = 0; i < 7; ++i) EXPECT_EQ(b.at("input_ids").view<int32_t>()[i * 6 + 5], static_cast<int32_t>(i));
 }
 
-TEST(Source, SyntheticPicturesDifferAndStayTheSame) {
+TEST(Source, SyntheticImagesDifferAndStayTheSame) {
   const DataSourceConfig c{.dataset_type = "synthetic", .synthetic_num_samples = 5, .resolution = 16};
   const auto a = load_images(open_source(c), {.resolution = 16}), b = load_images(open_source(c), {.resolution = 16});
   EXPECT_EQ(a.pixels.dims(), (Dims{5, 16, 16, 3}));
@@ -357,7 +357,7 @@ TEST(Source, StreamsOfFilesGoOnFromASavedPosition) {
 
 TEST(Source, MissingColumnsListThoseThatAreThere) {
   EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = kFiles + "/plain.parquet"}),
-               "plain.parquet: no column 'image'; it has: picture, captions");
+               "plain.parquet: no column 'image'; it has: image, captions");
   EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = kFiles + "/saved", .caption_column = "caption"}),
                "no column 'caption'; it has: image, text");
   EXPECT_ERROR(all_of({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/laion"}),
@@ -405,7 +405,7 @@ TEST(Source, UnknownKindsAndPlacesAreRefused) {
                "files are read from folders of this machine, gs:// and s3://");
 }
 
-TEST(Source, PicturesThatDoNotDecodeAreNamedSkippedAndCounted) {
+TEST(Source, ImagesThatDoNotDecodeAreNamedSkippedAndCounted) {
   const auto tar = read_file(kFiles + "/shard-000000.tar");
   std::string damaged = tar;
   for (size_t at = damaged.find("\x89PNG"); at != std::string::npos; at = damaged.find("\x89PNG")) damaged[at] = 'x';
@@ -417,7 +417,7 @@ TEST(Source, PicturesThatDoNotDecodeAreNamedSkippedAndCounted) {
     for (size_t at = damaged.find(start); at != std::string::npos; at = damaged.find(start)) damaged[at] = 'x';
   }
   EXPECT_ERROR(load_images(open_source({.train_data_dir = put("all_bad.tar", damaged)}), {.resolution = 8}),
-               "none of 4 pictures decodes");
+               "none of 4 images decodes");
 }
 
 TEST(Source, DamagedFilesSayWhere) {

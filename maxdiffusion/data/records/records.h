@@ -25,7 +25,7 @@ struct Record {
   std::string name;          // "file row 12", for messages
   Blob image;                // as stored: PNG, JPEG or WebP, or a video; or
   HostArray pixels;          // u8 [H, W, 3]; or
-  std::vector<Blob> frames;  // pictures of a clip
+  std::vector<Blob> frames;  // images of a clip
   Blob mask;                 // an image as stored, whose red channel holds the weights of pixels; empty: none
   std::string fault;         // why there is no image, although the record should have one
   std::string caption;

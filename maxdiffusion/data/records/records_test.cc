@@ -182,7 +182,7 @@ TEST(FirstOf, CutsWhatIsStoredAndStreamsStillShuffle) {
   }
 }
 
-/// Grey pictures whose brightness is their number; those given do not decode.
+/// Grey images whose brightness is their number; those given do not decode.
 class Greys : public RecordSource {
  public:
   Greys(int64_t n, std::set<int64_t> bad) : RecordSource("greys", ""), n_(n), bad_(std::move(bad)) {}
@@ -190,7 +190,7 @@ class Greys : public RecordSource {
   Record read(int64_t i) const override {
     Record r = numbered(i);
     if (bad_.contains(i)) {
-      r.image = Blob::of("not a picture");
+      r.image = Blob::of("not an image");
       return r;
     }
     r.pixels = HostArray(Shape{DType::u8, {4, 6, 3}});
@@ -209,11 +209,11 @@ Batch lengths(const std::vector<std::string>& captions) {
   return {{"number", HostArray::of<int32_t>(Shape{DType::s32, {static_cast<int64_t>(v.size())}}, v)}};
 }
 
-TEST(PictureBatches, PixelsAndCaptionsStayTogetherAndBadPicturesAreReplaced) {
+TEST(ImageBatches, PixelsAndCaptionsStayTogetherAndBadImagesAreReplaced) {
   const auto source = std::make_shared<Greys>(10, std::set<int64_t>{2, 7});
   auto d = image_batches(source, {.resolution = 2}, {.stream = {.seed = 4}, .batch = 3, .workers = 2}, lengths);
   std::multiset<int32_t> seen;
-  for (int i = 0; i < 8; ++i) {  // 24 pictures are 3 epochs of 8
+  for (int i = 0; i < 8; ++i) {  // 24 images are 3 epochs of 8
     const Batch b = d->next();
     EXPECT_EQ(b.at("pixels").dims(), (Dims{3, 2, 2, 3}));
     for (size_t k = 0; k < 3; ++k) {
@@ -225,7 +225,7 @@ TEST(PictureBatches, PixelsAndCaptionsStayTogetherAndBadPicturesAreReplaced) {
   for (int32_t n : {0, 1, 3, 4, 5, 6, 8, 9}) EXPECT_EQ(seen.count(n), 3u) << n;
 }
 
-TEST(PictureBatches, GoOnFromASavedPosition) {
+TEST(ImageBatches, GoOnFromASavedPosition) {
   const auto source = std::make_shared<Greys>(10, std::set<int64_t>{2, 7});
   const auto make = [&] {
     return prefetch(image_batches(source, {.resolution = 2}, {.stream = {.seed = 4}, .batch = 3}, lengths), 2);
@@ -240,7 +240,7 @@ TEST(PictureBatches, GoOnFromASavedPosition) {
   }
 }
 
-TEST(PictureBatches, AnEpochWithoutAnyPictureIsAnError) {
+TEST(ImageBatches, AnEpochWithoutAnyImageIsAnError) {
   const auto source = std::make_shared<Greys>(3, std::set<int64_t>{0, 1, 2});
   auto d = image_batches(source, {.resolution = 2}, {.batch = 2}, nullptr);
   try {
@@ -251,7 +251,7 @@ TEST(PictureBatches, AnEpochWithoutAnyPictureIsAnError) {
   }
 }
 
-TEST(PictureBatches, RandomCropsAndFlipsAreDrawnPerPictureAndEpochAndFromTheSeed) {
+TEST(ImageBatches, RandomCropsAndFlipsFollowSeedEpochAndImage) {
   struct Ramp : RecordSource {
     Ramp() : RecordSource("ramp", "") {}
     int64_t size() const override { return 1; }

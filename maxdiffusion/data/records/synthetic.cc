@@ -1,4 +1,4 @@
-// For trials without data: pictures that nobody drew, soft colour gradients, or arrays of random numbers as encoders
+// For trials without data: images that nobody drew, soft colour gradients, or arrays of random numbers as encoders
 // might have made them; others for each number.
 #include <cmath>
 #include <numbers>
@@ -111,7 +111,7 @@ SourcePtr synthetic_source(const std::string& /*where*/, const DataSourceConfig&
                                              config.synthetic_num_samples);
   }
   check(config.array_columns.empty(), Code::invalid_config,
-        "dataset_type synthetic makes pictures and captions; cached arrays are read from tfrecord, grain and hf");
+        "dataset_type synthetic makes images and captions; cached arrays are read from tfrecord, grain and hf");
   const int64_t samples = config.synthetic_num_samples.value_or(1000);
   check(samples > 0 && config.resolution > 0, Code::invalid_config,
         "dataset_type synthetic: {} samples of {} pixels; expected > 0", samples, config.resolution);

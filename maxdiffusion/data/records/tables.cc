@@ -1,4 +1,4 @@
-// Hugging Face's tables: Parquet, and Arrow files as datasets.save_to_disk writes them. A picture is a struct {bytes,
+// Hugging Face's tables: Parquet, and Arrow files as datasets.save_to_disk writes them. An image is a struct {bytes,
 // path}, bytes, or a text that names a file next to the table.
 #include <algorithm>
 #include <mutex>
@@ -101,18 +101,18 @@ class Tables : public RecordSource, public std::enable_shared_from_this<Tables> 
       }
       return r;
     }
-    const Cell picture = group.cell(0, row), caption = group.cell(1, row);
-    for (const auto& [cell, c] : {std::pair(&picture, 0u), std::pair(&caption, 1u)}) {
+    const Cell image = group.cell(0, row), caption = group.cell(1, row);
+    for (const auto& [cell, c] : {std::pair(&image, 0u), std::pair(&caption, 1u)}) {
       check(!cell->array, Code::io, "{}: column '{}' is {}; expected {}", r.name, w.names[c], type(c),
-            c == 0 ? "a picture: bytes, a struct {bytes, path}, or the name of a file" : "text");
+            c == 0 ? "an image: bytes, a struct {bytes, path}, or the name of a file" : "text");
     }
     r.caption = caption.bytes.bytes;
     const bool named = type(0).ends_with("string");
-    const std::string path = named ? std::string(picture.bytes.bytes) : picture.path;
-    if (picture.null) {
-      r.fault = r.name + ": no picture";
-    } else if (!named && !picture.bytes.bytes.empty()) {
-      r.image = picture.bytes;
+    const std::string path = named ? std::string(image.bytes.bytes) : image.path;
+    if (image.null) {
+      r.fault = r.name + ": no image";
+    } else if (!named && !image.bytes.bytes.empty()) {
+      r.image = image.bytes;
     } else {
       try {
         const auto file_of = open_input(path.starts_with('/') || is_remote(path) ? path : sibling(file.location, path));

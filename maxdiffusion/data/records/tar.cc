@@ -1,5 +1,5 @@
 // WebDataset: tar files, each a shard; members whose names agree up to the first dot of the last part are one record:
-// a picture (.jpg, .jpeg, .png, .webp) and its caption (.txt, or a key of .json). Other members are other data.
+// an image (.jpg, .jpeg, .png, .webp) and its caption (.txt, or a key of .json). Other members are other data.
 // Tar as POSIX ustar, with pax and GNU long names. Source: POSIX pax, "ustar Interchange Format"; GNU tar manual.
 #include <algorithm>
 #include <charconv>
@@ -143,16 +143,15 @@ class Reader : public ShardReader {
 
  private:
   static Record record(const std::vector<Member>& members, const std::string& name, const DataSourceConfig& config) {
-    static constexpr const char* kPictures[] = {"jpg", "jpeg", "png", "webp"};
+    static constexpr const char* kImages[] = {"jpg", "jpeg", "png", "webp"};
     Record r{.name = name};
     bool captioned = false;
     std::string found;
     for (const Member& m : members) {
       const std::string e = split(m.name).extension;
       found += (found.empty() ? "" : ", ") + e;
-      const bool any_picture = std::ranges::find(kPictures, e) != std::end(kPictures);
-      if (config.image_column == "image" ? any_picture && !r.image.owner : e == config.image_column)
-        r.image = m.content;
+      const bool any_image = std::ranges::find(kImages, e) != std::end(kImages);
+      if (config.image_column == "image" ? any_image && !r.image.owner : e == config.image_column) r.image = m.content;
       if (e == (config.caption_column == "text" ? "txt" : config.caption_column)) {
         r.caption = trimmed(std::string(m.content.bytes));
         captioned = true;
@@ -171,7 +170,7 @@ class Reader : public ShardReader {
             config.caption_column);
       r.caption = value.is_string() ? value.get<std::string>() : "";
     }
-    if (!r.image.owner) r.fault = fmt::format("{}: no picture; the record has: {}", name, found);
+    if (!r.image.owner) r.fault = fmt::format("{}: no image; the record has: {}", name, found);
     return r;
   }
 
@@ -188,7 +187,7 @@ class Tars : public RecordSource {
         files_(files),
         config_(config) {
     check(config.array_columns.empty(), Code::invalid_config,
-          "dataset_type webdataset holds pictures and captions; cached arrays are read from tfrecord, grain and hf");
+          "dataset_type webdataset holds images and captions; cached arrays are read from tfrecord, grain and hf");
   }
   int64_t size() const override { return -1; }
   int64_t shards() const override { return static_cast<int64_t>(files_.size()); }
