@@ -106,7 +106,8 @@ TEST(CacheImages, NamesSkipsAndCountsWhatDoesNotDecodeEveryTime) {
     cached(t / "cache", open_source({.train_data_dir = t / "pictures"}), 2, [](const auto& l) { return made(l); });
     FAIL() << "no image is one";
   } catch (const Error& e) {
-    EXPECT_NE(std::string(e.what()).find("none of 5 images decodes; the first: "), std::string::npos) << e.what();
+    EXPECT_NE(std::string(e.what()).find("none of 5 images can be decoded; the first: "), std::string::npos)
+        << e.what();
   }
 }
 

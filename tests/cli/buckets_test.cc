@@ -90,7 +90,7 @@ TEST_F(BucketRuns, CompileEveryBucketAheadAndGoOnAsIfNeverInterrupted) {
   Outcome o = train_in_buckets("whole", {programs});
   ASSERT_EQ(o.status, 0) << o.err;
   for (const char* line : {"bucket 12x20: 1 images", "bucket 20x12: 4 images",
-                           "bucket 12x20: 1 do not fill a batch of 2: it has one every 2 epochs",
+                           "bucket 12x20: 1 samples are fewer than a batch of 2: it gives one every 2 epochs",
                            "train unet 12x20: program compiled", "train unet 20x12: program compiled"})
     EXPECT_TRUE(contains(o.err, line)) << line << "\n" << o.err;
   EXPECT_EQ(values_of("whole", "loss").size(), 4u);
@@ -187,7 +187,7 @@ TEST_F(BucketRuns, WhatDoesNotGoTogetherIsRefusedByName) {
   make_folders(t / "small");
   put("small/0", 9, 9, [](int64_t, int64_t) { return 255; });
   expect_refused({"train_data_dir=" + (t / "square"), "conditioning_data_dir=" + (t / "small"), "masked_loss=true"},
-                 "square/0.png: it has 9x9 pixels, the image 16x16");
+                 "square/0.png: it has 9x9 pixels; expected 16x16");
 }
 
 }  // namespace

@@ -49,8 +49,9 @@ AspectBucketOrder::Taken AspectBucketOrder::next() {
 
 void AspectBucketOrder::seek(Position p) {
   const auto refuse = [&](bool ok) {
-    check(ok, Code::io, "buckets: position {} of epoch {} is not one of this data: was it saved with other data?",
-          p.index, p.epoch);
+    check(ok, Code::io,
+          "resume: position {} of epoch {} does not exist in this data: was it saved with another dataset?", p.index,
+          p.epoch);
   };
   refuse(p.epoch >= 0 && p.index >= 0 && p.index % batch_ == 0 && p == Position{.epoch = p.epoch, .index = p.index});
   plan(p.epoch);
@@ -95,8 +96,8 @@ void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<i
     const std::string bucket = "bucket " + to_string(sizes[i]);
     log_info("{}: {} {}", bucket, images[i], sizes[i].frames > 1 ? "clips" : "images");
     if (images[i] < batch)
-      log_warning("{}: {} do not fill a batch of {}: it has one every {:.3g} epochs, with repeats", bucket, images[i],
-                  batch, static_cast<double>(batch) / static_cast<double>(images[i]));
+      log_warning("{}: {} samples are fewer than a batch of {}: it gives one every {:.3g} epochs, with repeats", bucket,
+                  images[i], batch, static_cast<double>(batch) / static_cast<double>(images[i]));
   }
 }
 

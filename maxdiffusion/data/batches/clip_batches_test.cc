@@ -165,7 +165,8 @@ TEST(ClipBatches, BadClipsAreNamedSkippedAndCounted) {
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::io);
-    EXPECT_NE(e.message().find("no image of a whole epoch decodes; the last: "), std::string::npos) << e.message();
+    EXPECT_NE(e.message().find("no image of a whole epoch can be decoded; the last: "), std::string::npos)
+        << e.message();
   }
 }
 

@@ -43,7 +43,7 @@ class ExampleBatches final : public Dataset {
                  const BatchShare& share)
       : samples_(std::move(samples)), batch_(batch), size_(samples_->size()), seed_(seed), shuffle_(shuffle) {
     check(batch > 0, Code::invalid_config, "batch size: {}; expected > 0", batch);
-    check(size_ > 0, Code::internal, "batches of no samples");
+    check(size_ > 0, Code::internal, "batches: no samples");
     mine_ = share.rows(batch);
   }
 
@@ -63,7 +63,7 @@ class ExampleBatches final : public Dataset {
   Position position() const override { return at_; }
   void seek(Position p) override {
     check(p.epoch >= 0 && p.index >= 0 && p.index <= size_, Code::io,
-          "dataset: position {} of epoch {} is outside the {} samples of an epoch: was it saved with another dataset?",
+          "resume: position {} of epoch {} is outside the {} samples of an epoch: was it saved with another dataset?",
           p.index, p.epoch, size_);
     at_ = p.index == size_ ? Position{.epoch = p.epoch + 1} : p;
   }
@@ -198,7 +198,7 @@ Batch batch_of(const Examples& samples, const std::vector<ExampleRef>& which) {
     for (const auto& [name, a] : one) {
       const auto to = out.find(name);
       check(to != out.end() && to->second.shape() == batched(n, a.shape()), Code::internal,
-            "sample {}: '{}' is {}, unlike that of the samples before", number, name, to_string(a.shape()));
+            "sample {}: '{}' is {}; expected the shape of the samples before", number, name, to_string(a.shape()));
       std::memcpy(to->second.mutable_data() + static_cast<size_t>(i) * a.bytes(), a.data(), a.bytes());
     }
   }

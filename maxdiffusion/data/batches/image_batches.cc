@@ -32,7 +32,7 @@ ImageRow image_row(const PendingRecord& read, uint64_t bits, const ImageConfig& 
   try {
     PreparedImage made = prepare_image(r, config, random_placement(config, bits));
     check(!bucket || made.fit.size == *bucket, Code::io,
-          "{}: its header promised a size for the bucket {}, it is of {}", r.name, bucket ? to_string(*bucket) : "",
+          "{}: its header gave a size for the bucket {}; it decodes to {}", r.name, bucket ? to_string(*bucket) : "",
           to_string(made.fit.size));
     row.arrays = std::move(made.arrays);
   } catch (const Error& e) {
@@ -69,7 +69,7 @@ class Placed : public RecordSource {
       if (opened != shard || reader->offset() != offset) reader = source_->open(shard, offset);
       opened = shard;
       auto record = reader->next();
-      check(record.has_value(), Code::io, "{}: record {} is not there any more", name(), i);
+      check(record.has_value(), Code::io, "{}: record {} is missing: the file changed while it was read", name(), i);
       found.push_back(std::move(*record));
     }
     return found;
@@ -107,7 +107,7 @@ class InBuckets : public Dataset {
             const std::lock_guard lock(mutex);
             if (named_.insert(row.fault).second) log_warning("skipped {} ({} so far)", row.fault, named_.size());
           }
-          fail(Code::io, "{}: no image of bucket {} decodes; the last: {}", images_.source->name(),
+          fail(Code::io, "{}: no image of bucket {} can be decoded; the last: {}", images_.source->name(),
                to_string(images_.sizes[taken.bucket]), row.fault);
         },
         batches_.workers);
@@ -177,7 +177,7 @@ class SourceBatches : public Dataset {
     if (named_.insert(fault).second) log_warning("skipped {} ({} so far)", fault, named_.size());
   }
   [[noreturn]] void refuse(const std::string& fault) const {
-    fail(Code::io, "{}: no image of a whole epoch decodes; the last: {}", stream_.source().name(), fault);
+    fail(Code::io, "{}: no image of a whole epoch can be decoded; the last: {}", stream_.source().name(), fault);
   }
   /// A row whose record has a fault is made of the next one that has none. Takes nothing from the stream.
   void replace_bad(ImageRow& row, const RecordStream::Item& record) {
@@ -264,8 +264,8 @@ ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> sou
     }
   }
   sort();
-  check(!buckets.empty(), Code::io, "{}: no image of {} fits a bucket; the first: {}", source->name(), number,
-        skipped.empty() ? "there is none" : skipped[0]);
+  check(!buckets.empty(), Code::io, "{}: none of {} images fits a bucket; the first: {}", source->name(), number,
+        skipped.empty() ? "there are no images" : skipped[0]);
   if (!skipped.empty()) log_warning("{}: {} of {} images were skipped", source->name(), skipped.size(), number);
   ImagesInBuckets out{.source = source, .sizes = {}, .records = {}, .skipped = std::ssize(skipped)};
   if (source->shards() > 0) out.source = std::make_shared<Placed>(source, std::move(places));

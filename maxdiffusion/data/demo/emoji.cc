@@ -71,7 +71,7 @@ class EmojiFont {
   EmojiFont(const MappedFile& file, const std::string& name) {
     const auto* data = reinterpret_cast<const FT_Byte*>(file.data);
     FT_Library library = nullptr;
-    if (FT_Init_FreeType(&library) != 0) fail(Code::internal, "FreeType cannot be started");
+    if (FT_Init_FreeType(&library) != 0) fail(Code::internal, "FreeType: cannot be initialized");
     library_.reset(library);
     FT_Face face = nullptr;
     if (FT_New_Memory_Face(library, data, static_cast<FT_Long>(file.size), 0, &face) == 0) face_.reset(face);
@@ -151,7 +151,8 @@ std::vector<EmojiName> names_of(const EmojiConfig& config) {
   check(config.resolution > 0 && config.resolution <= 4096, Code::invalid_config, "resolution: {}; expected 1 to 4096",
         config.resolution);
   std::vector<EmojiName> names = read_names(read_file(config.names));
-  check(!names.empty(), Code::io, "emoji names '{}': no line says fully-qualified", config.names);
+  check(!names.empty(), Code::io, "emoji names '{}': no line with 'fully-qualified'; expected Unicode's emoji-test.txt",
+        config.names);
   return names;
 }
 
@@ -167,7 +168,7 @@ std::vector<HostArray> emoji_images(const std::vector<std::string>& names, const
     check(found != all.end(), Code::io, "emoji names '{}': no emoji is called '{}'", config.names, name);
     const auto glyph = font.glyph(found->code_points);
     const auto square = glyph ? font.image(*glyph) : std::nullopt;
-    check(square.has_value(), Code::io, "emoji font '{}': it has no image of '{}'", config.font, name);
+    check(square.has_value(), Code::io, "emoji font '{}': no image of '{}'", config.font, name);
     images.push_back(resize_rgb8(*square, config.resolution, config.resolution));
   }
   return images;

@@ -58,7 +58,8 @@ int64_t AspectBuckets::frames_for(int64_t frames) const {
   int64_t most = 0;
   for (int64_t f : frames_)
     if (f <= frames) most = std::max(most, f);
-  check(most > 0, Code::io, "too few frames: {}; the shortest bucket has {}", frames, std::ranges::min(frames_));
+  check(most > 0, Code::io, "{} frames; expected at least {}, as the shortest bucket of frame_buckets has", frames,
+        std::ranges::min(frames_));
   return most;
 }
 
@@ -99,16 +100,15 @@ AspectBuckets::Choice AspectBuckets::choose_smaller(ImageSize image) const {
   }
   const ImageSize size{resized.height / step * step, resized.width / step * step, image.frames};
   check(size.height > 0 && size.width > 0, Code::io,
-        "{} pixels are less than one step of bucket_reso_steps {} in a bucket of its shape, and bucket_no_upscale "
-        "makes no image larger",
-        to_string(image), step);
+        "{} pixels are smaller than bucket_reso_steps {}; bucket_no_upscale=true enlarges no image", to_string(image),
+        step);
   return {size, resized};
 }
 
 void check_multiple(const std::string& key, int64_t value, int64_t step, int64_t first) {
   const int64_t least = first > 0 ? first : step;
   if (value >= least && (value - first) % step == 0) return;
-  const std::string kind = fmt::format("{}a multiple of {}", first > 0 ? fmt::format("{} and ", first) : "", step);
+  const std::string kind = fmt::format("{}a multiple of {}", first > 0 ? fmt::format("{} plus ", first) : "", step);
   const int64_t below = first + (value - first) / step * step;
   fail(Code::invalid_config, "{} is {}; expected {}: {}", key, value, kind,
        value < least ? std::to_string(least) : fmt::format("{} or {}", below, below + step));

@@ -94,7 +94,7 @@ TEST(AspectBuckets, ClipsTakeTheMostFramesThatTheyHaveThenTheNearestShape) {
     FAIL() << "no error";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::io);
-    EXPECT_EQ(e.message(), "too few frames: 4; the shortest bucket has 5");
+    EXPECT_EQ(e.message(), "4 frames; expected at least 5, as the shortest bucket of frame_buckets has");
   }
   const AspectBuckets made(
       {.resolution = 32, .min_bucket_reso = 16, .max_bucket_reso = 48, .bucket_reso_steps = 16, .frames = {9, 5}});
@@ -123,8 +123,8 @@ TEST(AspectBuckets, ValuesThatAreNoMultipleAreRefusedWithTheNearestThatAre) {
   EXPECT_EQ(refusal(0, 16, 0), "it is 0; expected a multiple of 16: 16");
   EXPECT_EQ(refusal(81, 4, 1), "accepted");
   EXPECT_EQ(refusal(1, 4, 1), "accepted");
-  EXPECT_EQ(refusal(80, 4, 1), "it is 80; expected 1 and a multiple of 4: 77 or 81");
-  EXPECT_EQ(refusal(-3, 4, 1), "it is -3; expected 1 and a multiple of 4: 1");
+  EXPECT_EQ(refusal(80, 4, 1), "it is 80; expected 1 plus a multiple of 4: 77 or 81");
+  EXPECT_EQ(refusal(-3, 4, 1), "it is -3; expected 1 plus a multiple of 4: 1");
 }
 
 }  // namespace

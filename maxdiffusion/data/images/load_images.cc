@@ -24,9 +24,9 @@ LoadedImages load_images(const RecordSource& source, const std::vector<int64_t>&
                          const ImageSize* size) {
   check_image_config(config);
   check(!config.random_crop, Code::invalid_config,
-        "random_crop: these images are made once; crops that change need images that are read while training");
+        "random_crop=true: these images are prepared once; random crops need images that are read in each step");
   check(!config.clip || !config.clip->random_start, Code::invalid_config,
-        "random_start: these clips are made once; starts that change need clips that are read while training");
+        "random_start=true: these clips are prepared once; random starts need clips that are read in each step");
   const std::vector<PendingRecord> pending = source.find(records);
   std::vector<ImageRow> made(pending.size());
   parallel_for(static_cast<int64_t>(pending.size()), [&](int64_t i, int) {
@@ -35,8 +35,9 @@ LoadedImages load_images(const RecordSource& source, const std::vector<int64_t>&
     row.caption = record.caption, row.name = record.name;
     try {
       PreparedImage image = prepare_image(record, config, {});
-      check(!size || image.fit.size == *size, Code::io, "{}: its header promised a size for the bucket {}, it is of {}",
-            record.name, size ? to_string(*size) : "", to_string(image.fit.size));
+      check(!size || image.fit.size == *size, Code::io,
+            "{}: its header gave a size for the bucket {}; it decodes to {}", record.name, size ? to_string(*size) : "",
+            to_string(image.fit.size));
       if (config.sizes) image.arrays["mirrored_time_ids"] = mirrored_ids(image);
       row.arrays = std::move(image.arrays);
     } catch (const Error& e) {
@@ -66,10 +67,10 @@ LoadedImages load_images(const RecordSource& source, const std::vector<int64_t>&
 
 LoadedImages load_images(const std::shared_ptr<const RecordSource>& source, const ImageConfig& config) {
   const ImagesInBuckets all = sort_into_aspect_buckets(source, config);
-  check(all.sizes.size() == 1, Code::internal, "load_images: the images are of {} sizes", all.sizes.size());
+  check(all.sizes.size() == 1, Code::internal, "images: {} sizes; expected one", all.sizes.size());
   LoadedImages out = load_images(*all.source, all.records[0], config);
   if (out.names.empty())
-    fail(Code::io, "{}: none of {} images decodes; the first: {}", source->name(), all.records[0].size(),
+    fail(Code::io, "{}: none of {} images can be decoded; the first: {}", source->name(), all.records[0].size(),
          out.skipped.at(0));
   return out;
 }

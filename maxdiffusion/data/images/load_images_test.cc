@@ -34,7 +34,7 @@ TEST(LoadImages, OfABucketAreOfItsSizeInStoredOrder) {
   const LoadedImages loaded = load_images(*sorted.source, wrong, config, &sorted.sizes[2]);
   EXPECT_EQ(loaded.names.size(), 4u);
   ASSERT_EQ(loaded.skipped.size(), 2u);  // and the one that does not decode
-  EXPECT_NE(loaded.skipped[1].find("its header promised a size for the bucket 20x12, it is of 16x16"),
+  EXPECT_NE(loaded.skipped[1].find("its header gave a size for the bucket 20x12; it decodes to 16x16"),
             std::string::npos)
       << loaded.skipped[1];
 }

@@ -31,7 +31,7 @@ HostArray fitted(const HostArray& rgb, const Fit& f, bool flip) {
 HostArray weights_of(const HostArray& rgb, int64_t cell) {
   const int64_t h = rgb.dims()[0] / cell, w = rgb.dims()[1] / cell;
   check(h * cell == rgb.dims()[0] && w * cell == rgb.dims()[1], Code::invalid_config,
-        "masks of {}x{} pixels do not divide into latents of {}x{} each", rgb.dims()[1], rgb.dims()[0], cell, cell);
+        "masks: {}x{} pixels do not divide into latents of {}x{} pixels", rgb.dims()[1], rgb.dims()[0], cell, cell);
   HostArray out(Shape{DType::f32, {h, w, 1}});
   const auto from = rgb.view<uint8_t>();
   auto to = out.mutable_view<float>();
@@ -59,11 +59,11 @@ HostArray mask_of(const Record& r, const DecodedImage& decoded, const ImageConfi
     if (!decoded.alpha) return ones({fit.size.height / cell, fit.size.width / cell, 1});
     return weights_of(fitted(decoded.alpha, fit, flip), cell);
   }
-  check(!r.mask.bytes.empty(), Code::invalid_config, "{}: it has no mask", r.name);
+  check(!r.mask.bytes.empty(), Code::invalid_config, "{}: no mask", r.name);
   const std::string name = "mask of " + r.name;
   const DecodedImage mask =
       decode_stored_image(r.mask.bytes.data(), r.mask.bytes.size(), name, {.side = longest_side(c)});
-  check(mask.size == decoded.size, Code::invalid_config, "{}: it has {} pixels, the image {}", name,
+  check(mask.size == decoded.size, Code::invalid_config, "{}: it has {} pixels; expected {}, the image's size", name,
         to_string(mask.size), to_string(decoded.size));
   return weights_of(fitted(mask.rgb, fit, flip), cell);
 }
@@ -80,7 +80,7 @@ HostArray time_ids(ImageSize original, const Fit& f, bool flip) {
 
 std::unique_ptr<VideoReader> open_clip(const Record& r, const ClipConfig& c) {
   check(r.fault.empty(), Code::io, "{}", r.fault);
-  check(!r.pixels, Code::invalid_config, "{}: images that are made have no frames; expected clips", r.name);
+  check(!r.pixels, Code::invalid_config, "{}: an image without frames; expected a clip", r.name);
   return r.frames.empty() ? open_video(r.image.bytes, r.name, c.threads) : open_image_sequence(r.frames, r.name, c.fps);
 }
 
@@ -152,7 +152,7 @@ void check_image_config(const ImageConfig& c) {
   check(c.resolution > 0, Code::invalid_config, "resolution: {}; expected > 0", c.resolution);
   check(!(c.center_crop && c.random_crop), Code::invalid_config, "center_crop and random_crop exclude each other");
   check(!c.clip || c.mask == MaskFrom::none, Code::invalid_config,
-        "masked_loss and alpha_mask: clips are read without masks");
+        "masked_loss, alpha_mask: set for clips; expected images: clips have no masks");
   check(!c.clip || c.clip->frames > 0, Code::invalid_config, "frames of a clip: {}; expected > 0",
         c.clip ? c.clip->frames : 0);
 }

@@ -119,10 +119,10 @@ TEST(Mask, ComesFromAlphaOrIsOneEverywhere) {
 TEST(Mask, MissingOrOfAnotherSizeIsRefusedByName) {
   const ImageConfig config{.resolution = 8, .mask = MaskFrom::record, .mask_downscale = 2};
   Record r = record(smooth(8, 8));
-  EXPECT_EQ(error_of([&] { prepare_image(r, config, {}); }, Code::invalid_config), "it: it has no mask");
+  EXPECT_EQ(error_of([&] { prepare_image(r, config, {}); }, Code::invalid_config), "it: no mask");
   r.mask = Blob::of(file_text(smooth(8, 9)));
   EXPECT_EQ(error_of([&] { prepare_image(r, config, {}); }, Code::invalid_config),
-            "mask of it: it has 9x8 pixels, the image 8x8");
+            "mask of it: it has 9x8 pixels; expected 8x8");
 
   const TemporaryFolder folder;
   for (const char* part : {"/pictures", "/pictures/sub", "/masks", "/masks/sub"}) make_folders(folder.path() + part);

@@ -75,14 +75,16 @@ class File {
           "{}: the chunk at byte {} is damaged: the checksum of its header is wrong", name(), at);
     const uint64_t data_size = number(8), records = number(24) >> 8, decoded = number(32);
     const char type = header[24];
-    check(type != 't', Code::io, "{}: written with transpose:true; write it with transpose:false", name());
+    check(type != 't', Code::io, "{}: written with transpose:true; expected transpose:false", name());
     check(type == 'r', Code::io, "{}: the chunk at byte {} is of kind '{}'; expected records", name(), at, type);
     const std::string all =
         gather(at, kChunkHeader + static_cast<int64_t>(std::min<uint64_t>(data_size, INT64_MAX / 2)));
     std::string_view data = std::string_view(all).substr(kChunkHeader);
     check(number(16) == hash_of(data), Code::io, "{}: the chunk at byte {} is damaged: its checksum is wrong", name(),
           at);
-    const auto damaged = [&](bool ok) { check(ok, Code::io, "{}: the chunk at byte {} does not decode", name(), at); };
+    const auto damaged = [&](bool ok) {
+      check(ok, Code::io, "{}: the chunk at byte {} cannot be decoded", name(), at);
+    };
     damaged(!data.empty());
     const char compression = data[0];
     data.remove_prefix(1);

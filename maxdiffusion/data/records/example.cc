@@ -66,7 +66,7 @@ HostArray array_of(const example::Tensor& t, const std::string& what) {
     case DType::u64: return has(t.uint64_val_size()), fill<uint64_t>(a, t.uint64_val()), a;
     case DType::f16:
     case DType::bf16: return has(t.half_val_size()), fill<uint16_t>(a, t.half_val()), a;
-    default: fail(Code::io, "{}: {} in a form that is not read", what, to_string(shape));
+    default: fail(Code::io, "{}: {} in an unknown encoding", what, to_string(shape));
   }
 }
 
@@ -82,7 +82,7 @@ HostArray array_of(const example::Feature& f, const std::string& what) {
   check(f.bytes_list().value_size() == 1, Code::io, "{}: {} values; expected one serialized tensor", what,
         f.bytes_list().value_size());
   example::Tensor t;
-  check(t.ParseFromString(f.bytes_list().value(0)), Code::io, "{}: {} bytes that are no serialized tensor", what,
+  check(t.ParseFromString(f.bytes_list().value(0)), Code::io, "{}: {} bytes; expected a serialized TensorProto", what,
         f.bytes_list().value(0).size());
   return array_of(t, what);
 }
@@ -93,7 +93,7 @@ Record record_of_example(std::string_view bytes, const DataSourceConfig& config,
   example::Example e;
   check(bytes.size() <= std::numeric_limits<int32_t>::max() &&
             e.ParseFromArray(bytes.data(), static_cast<int>(bytes.size())),
-        Code::io, "{}: {} bytes that are no tf.Example", name, bytes.size());
+        Code::io, "{}: {} bytes; expected a tf.Example", name, bytes.size());
   auto& features = *e.mutable_features()->mutable_feature();
   std::vector<std::string> columns;
   for (const auto& [key, value] : features) columns.push_back(key);
@@ -125,11 +125,11 @@ TfrecordShards::TfrecordShards(const std::string& folder, int64_t records_per_sh
   check(records_per_shard > 0, Code::invalid_config, "TFRecord files of {} records: expected at least 1",
         records_per_shard);
   check(!is_remote(folder), Code::io,
-        "'{}': TFRecord files are written to a local folder; copy them to the bucket then", shown(folder));
+        "tfrecords_dir '{}': expected a local folder; copy the files to the bucket afterwards", shown(folder));
   while (folder_.size() > 1 && folder_.ends_with('/')) folder_.pop_back();
   std::error_code ec;
   check(!fs::exists(folder_, ec) || fs::is_empty(folder_, ec), Code::io,
-        "'{}' is there and holds something; TFRecord files are written to a new folder", folder_);
+        "tfrecords_dir '{}': not empty; expected a new folder", folder_);
   const fs::path path(folder_);
   hidden_ = (path.parent_path() / ("." + path.filename().string() + ".unfinished")).string();
   fs::remove_all(hidden_, ec);
@@ -146,8 +146,8 @@ void TfrecordShards::add(const HostArrays& arrays, const std::map<std::string, i
   example::Example e;
   for (const auto& [name, a] : arrays) {
     const auto type = std::ranges::find(kTypes, a.dtype(), &std::pair<int, DType>::second);
-    check(type != std::end(kTypes), Code::invalid_config, "TFRecord: '{}' is {}, which TensorFlow has not", name,
-          to_string(a.shape()));
+    check(type != std::end(kTypes), Code::invalid_config, "TFRecord: '{}' is {}, a type that TensorFlow does not have",
+          name, to_string(a.shape()));
     example::Tensor t;
     t.set_dtype(type->first);
     t.mutable_tensor_shape();
@@ -181,7 +181,7 @@ void TfrecordShards::write(const std::string& example) {
 }
 
 void TfrecordShards::close() {
-  check(count_ > 0, Code::io, "'{}': there is no record to write", folder_);
+  check(count_ > 0, Code::io, "tfrecords_dir '{}': no record to write", folder_);
   writer_->close();
   sync_folder(hidden_);
   rename_durable(hidden_, folder_);

@@ -68,9 +68,10 @@ std::optional<Files> saved_to_disk(const Files& files, const std::string& root, 
   if (!state) return std::nullopt;
   Files found;
   const auto j = read_json(*state);
-  check(j.contains("_data_files") && j["_data_files"].is_array(), Code::io, "{}: no _data_files", path_of(*state));
+  check(j.contains("_data_files") && j["_data_files"].is_array(), Code::io, "{}: no member _data_files",
+        path_of(*state));
   if (j.contains("_indices_data_files") && j["_indices_data_files"].is_array() && !j["_indices_data_files"].empty())
-    fail(Code::io, "{}: the data set was saved with an indices mapping; save it after flatten_indices()",
+    fail(Code::io, "{}: saved with an indices mapping; expected a dataset saved after flatten_indices()",
          path_of(*state));
   for (const auto& row : j["_data_files"]) {
     const std::string name = row.is_object() ? row.value("filename", "") : "";

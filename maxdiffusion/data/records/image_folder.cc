@@ -119,7 +119,7 @@ void tell_left_out(const std::string& what, const SkippedLinks& links, const std
     files += count;
   }
   if (files > 0)
-    log_warning("{}: {} left out: {}", what,
+    log_warning("{}: {} ignored: {}", what,
                 files == 1 ? "1 file of another kind is" : fmt::format("{} files of other kinds are", files), kinds);
 }
 
@@ -332,17 +332,18 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
     item.caption = std::move(valid);
   }
   if (invalid > 0)
-    log_warning("{} '{}': {} captions are not UTF-8, the first is that of {}; what is not is read as U+FFFD", what,
+    log_warning("{} '{}': {} captions are not UTF-8, the first is that of {}; invalid bytes become U+FFFD", what,
                 shown(folder), invalid, shown(first_invalid));
   if (bare > 0) {
     log_warning("{} '{}': {} of {} {} {} no caption ({} or .txt): they train with an empty one", what, shown(folder),
                 bare, items.size(), things, bare == 1 ? "has" : "have", kMetadata);
   }
   if (!found.texts.empty() && captions.empty() && bare < static_cast<int64_t>(items.size())) {
-    log_warning("{} '{}': {} .txt files have no {} beside them, the first is {}", what, shown(folder),
+    log_warning("{} '{}': {} .txt files have no {} next to them, the first is {}", what, shown(folder),
                 found.texts.size(), clips ? "clip" : "image", place(*found.texts.begin()));
   }
-  check(!items.empty(), Code::invalid_config, "max_train_samples: 0 leaves none of the {} of '{}'", things,
+  check(!items.empty(), Code::invalid_config,
+        "max_train_samples is 0; expected -1 or more than 0: none of the {} of '{}' would be left", things,
         shown(folder));
   return items;
 }
@@ -416,7 +417,8 @@ std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageF
 
 SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig& config) {
   check(config.array_columns.empty(), Code::invalid_config,
-        "image folder '{}' holds images and captions; cached arrays are read from tfrecord, grain and hf",
+        "image folder '{}': it holds images and captions; encoded samples are read from dataset_type tfrecord, grain "
+        "or hf",
         shown(folder));
   std::optional<Listing> masks;
   if (!config.conditioning_data_dir.empty())
@@ -426,8 +428,10 @@ SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig&
 }
 
 SourcePtr clip_folder_source(const std::string& folder, const DataSourceConfig& config) {
-  check(config.array_columns.empty(), Code::invalid_config,
-        "clip folder '{}' holds clips and captions; cached arrays are read from tfrecord, grain and hf", shown(folder));
+  check(
+      config.array_columns.empty(), Code::invalid_config,
+      "clip folder '{}': it holds clips and captions; encoded samples are read from dataset_type tfrecord, grain or hf",
+      shown(folder));
   return std::make_shared<ImageFolder>(folder, listing_of(folder, kClips), std::nullopt, config);
 }
 

@@ -360,7 +360,7 @@ TEST(ImageFolder, ImagesThatDoNotDecodeAreSkippedAndNamed) {
 
   const Folder all_bad("all_bad");
   all_bad.put("a.png", "x").put("b.png", "y");
-  EXPECT_ERROR(load(all_bad.path, {.resolution = 8}), "none of 2 images decodes");
+  EXPECT_ERROR(load(all_bad.path, {.resolution = 8}), "none of 2 images can be decoded");
 }
 
 TEST(ImageFolder, FingerprintFollowsFilesAndCaptions) {

@@ -5,6 +5,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/data/records/kinds.h"
 
 namespace md {
@@ -26,11 +27,11 @@ std::pair<std::string, const char*> location(const DataSourceConfig& c) {
         std::pair{"train_data_dir", &c.train_data_dir}, std::pair{"hf_data_dir", &c.hf_data_dir}})
     if (!where->empty()) return {*where, key};
   check(!c.dataset_name.empty(), Code::invalid_config,
-        "no data: give train_data_dir, hf_train_files or grain_train_files (dataset_type: one of {})",
+        "train_data_dir is empty; expected a location of data in train_data_dir, hf_train_files or grain_train_files "
+        "(dataset_type: one of {})",
         joined(data_kinds()));
   check(is_remote(c.dataset_name) || std::filesystem::exists(c.dataset_name), Code::invalid_config,
-        "dataset_name '{}' is not a folder: nothing is fetched from a hub; fetch it, then give its folder",
-        c.dataset_name);
+        "dataset_name '{}' is not a folder; expected one: this function downloads nothing", c.dataset_name);
   return {c.dataset_name, "dataset_name"};
 }
 
@@ -55,7 +56,8 @@ std::vector<std::string> data_kinds() {
 std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) {
   const Kind* kind = std::ranges::find(kKinds, config.dataset_type, &Kind::name);
   check(config.dataset_type.empty() || kind != std::end(kKinds), Code::invalid_config,
-        "dataset_type '{}' is not one of: {}", config.dataset_type, joined(data_kinds()));
+        "dataset_type is '{}'; expected one of: {}", config.dataset_type,
+        nearest_first(config.dataset_type, data_kinds()));
   const auto [where, key] =
       config.dataset_type == "synthetic" ? std::pair{std::string(), "dataset_type"} : location(config);
   SourcePtr source;
@@ -65,11 +67,11 @@ std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) 
           "train_split '{}': data of kind {} has no splits; leave it at train", config.train_split, kind->name);
     source = kind->open(where, config);
   } catch (Error& e) {
-    throw e.note(fmt::format("{} says where the data is", key));
+    throw e.note(fmt::format("in the data of {}", key));
   }
-  check(source->size() != 0, Code::io, "{}: there are no records", source->name());
+  check(source->size() != 0, Code::io, "{}: no records", source->name());
   check(config.conditioning_data_dir.empty() || source->masks(), Code::invalid_config,
-        "{}: conditioning_data_dir ('{}') needs data that is an image folder; for other kinds try alpha_mask=true",
+        "{}: conditioning_data_dir ('{}') is for image folders; for other kinds of data try alpha_mask=true",
         source->name(), shown(config.conditioning_data_dir));
   return first_records(std::move(source), config.max_train_samples);
 }
@@ -85,7 +87,7 @@ bool has_ending(const FoundFile& file, std::string_view endings) {
 }
 
 void check_declared_count(int64_t count, const FoundFile& file, const char* what) {
-  check(count >= 0 && count <= 64 * file.size, Code::io, "{}: damaged: it says it holds {} {} in {} bytes",
+  check(count >= 0 && count <= 64 * file.size, Code::io, "{}: damaged: it declares {} {} in {} bytes",
         shown(file.location), count, what, file.size);
 }
 

@@ -252,7 +252,7 @@ TEST(Source, ArrayRecords) {
   const std::string two = scratch() / "zstd.array_record," + scratch() / "brotli.array_record";
   EXPECT_EQ(open_source({.dataset_type = "grain", .grain_train_files = two})->read(9).caption, expected()[2].caption);
   EXPECT_ERROR(open_source({.grain_train_files = put("t.array_record", array_record("transposed"))})->read(0),
-               "write it with transpose:false");
+               "expected transpose:false");
 }
 
 TEST(Source, CachedArraysOfEveryKind) {
@@ -379,7 +379,7 @@ TEST(Source, WrongTypesAreNamed) {
                "column 'text' is string; expected numbers");
   EXPECT_ERROR(
       all_of({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/pictures.tfrecord", .array_columns = {"text"}}),
-      "no serialized tensor");
+      "expected a serialized TensorProto");
 }
 
 // S4-49, S4-51
@@ -387,16 +387,16 @@ TEST(Source, UnknownKindsAndPlacesAreRefused) {
   const auto config_error = [](const DataSourceConfig& c) {
     return error_of([&] { open_source(c); }, Code::invalid_config);
   };
-  EXPECT_NE(
-      config_error({.dataset_type = "mosaic"})
-          .find("'mosaic' is not one of: image_folder, clip_folder, webdataset, tfrecord, grain, hf, tf, synthetic"),
-      std::string::npos);
-  EXPECT_NE(config_error({}).find("no data: give train_data_dir"), std::string::npos);
-  EXPECT_NE(config_error({.dataset_name = "diffusers/pokemon"}).find("nothing is fetched from a hub"),
+  EXPECT_NE(config_error({.dataset_type = "mosaic"})
+                .find("dataset_type is 'mosaic'; expected one of: image_folder, clip_folder, webdataset, tfrecord, "
+                      "grain, hf, tf, synthetic"),
+            std::string::npos);
+  EXPECT_NE(config_error({}).find("train_data_dir is empty; expected"), std::string::npos);
+  EXPECT_NE(config_error({.dataset_name = "diffusers/pokemon"}).find("this function downloads nothing"),
             std::string::npos);
   EXPECT_NE(config_error(
                 {.dataset_type = "webdataset", .train_data_dir = kFiles + "/shard-000000.tar", .array_columns = {"x"}})
-                .find("cached arrays are read from"),
+                .find("encoded samples are read from"),
             std::string::npos);
   EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = "/nowhere"}), "'/nowhere': no such file or folder");
   EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = kFiles + "/*.png"}), "no file matches");
@@ -417,7 +417,7 @@ TEST(Source, ImagesThatDoNotDecodeAreNamedSkippedAndCounted) {
     for (size_t at = damaged.find(start); at != std::string::npos; at = damaged.find(start)) damaged[at] = 'x';
   }
   EXPECT_ERROR(load_images(open_source({.train_data_dir = put("all_bad.tar", damaged)}), {.resolution = 8}),
-               "none of 4 images decodes");
+               "none of 4 images can be decoded");
 }
 
 TEST(Source, DamagedFilesSayWhere) {

@@ -57,7 +57,7 @@ class FirstOfShards : public RecordSource {
 
 }  // namespace
 
-Record RecordSource::read(int64_t) const { fail(Code::internal, "{}: records have no numbers here", name()); }
+Record RecordSource::read(int64_t) const { fail(Code::internal, "{}: records cannot be read by number", name()); }
 std::vector<PendingRecord> RecordSource::find(const std::vector<int64_t>& numbers) const {
   std::vector<PendingRecord> found;
   found.reserve(numbers.size());
@@ -65,13 +65,13 @@ std::vector<PendingRecord> RecordSource::find(const std::vector<int64_t>& number
   return found;
 }
 std::unique_ptr<ShardReader> RecordSource::open(int64_t, int64_t) const {
-  fail(Code::internal, "{}: there are no shards here", name());
+  fail(Code::internal, "{}: no shards", name());
 }
 
 RecordStream::RecordStream(std::shared_ptr<const RecordSource> source, const StreamConfig& config)
     : source_(std::move(source)), config_(config) {
   check(config.window > 0, Code::invalid_config, "shuffle window: {}; expected > 0", config.window);
-  check(source_->size() != 0, Code::io, "{}: there are no records", source_->name());
+  check(source_->size() != 0, Code::io, "{}: no records", source_->name());
   if (source_->shards() > 0) config_.share.parts.clear();  // which rows they are matters to a common order alone
   split_records_ = source_->shards() > 0 && source_->shards() < config.share.processes;
   if (split_records_) {
@@ -111,7 +111,7 @@ RecordStream::Item RecordStream::following(const Item& record, int64_t later) {
 RecordStream::Item RecordStream::next_in_shards() {
   for (int empty = 0; window_.empty() || at_.taken == static_cast<int64_t>(window_.size());) {
     if (fill_window()) break;
-    check(++empty<2, Code::io, "{}: there are no records{}", source_->name(), config_.share.processes> 1
+    check(++empty<2, Code::io, "{}: no records{}", source_->name(), config_.share.processes> 1
               ? fmt::format(" for process {} of {}", config_.share.process, config_.share.processes)
               : "");
     at_ = {.epoch = at_.epoch + 1};
@@ -178,7 +178,7 @@ bool RecordStream::fill_window() {
 
 void RecordStream::seek(Position p) {
   const auto refuse = [&](bool ok) {
-    check(ok, Code::io, "{}: position {} of epoch {} is not one of this data: was it saved with other data?",
+    check(ok, Code::io, "{}: position {} of epoch {} does not exist in this data: was it saved with another dataset?",
           source_->name(), p.index, p.epoch);
   };
   refuse(p.epoch >= 0 && p.index >= 0);
@@ -200,7 +200,8 @@ void RecordStream::seek(Position p) {
 
 std::shared_ptr<const RecordSource> first_records(std::shared_ptr<const RecordSource> source, int64_t records) {
   if (records < 0 || (source->size() >= 0 && source->size() <= records)) return source;
-  check(records > 0, Code::invalid_config, "max_train_samples: 0 leaves no record of {}", source->name());
+  check(records > 0, Code::invalid_config,
+        "max_train_samples is 0; expected -1 or more than 0: no record of {} would be left", source->name());
   if (source->shards() == 0) return std::make_shared<FirstByNumber>(source, records);
   return std::make_shared<FirstOfShards>(source, records);
 }

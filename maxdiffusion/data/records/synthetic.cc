@@ -111,7 +111,8 @@ SourcePtr synthetic_source(const std::string& /*where*/, const DataSourceConfig&
                                              config.synthetic_num_samples);
   }
   check(config.array_columns.empty(), Code::invalid_config,
-        "dataset_type synthetic makes images and captions; cached arrays are read from tfrecord, grain and hf");
+        "dataset_type is synthetic, which makes images and captions; encoded samples are read from tfrecord, grain or "
+        "hf");
   const int64_t samples = config.synthetic_num_samples.value_or(1000);
   check(samples > 0 && config.resolution > 0, Code::invalid_config,
         "dataset_type synthetic: {} samples of {} pixels; expected > 0", samples, config.resolution);

@@ -187,7 +187,8 @@ class Tars : public RecordSource {
         files_(files),
         config_(config) {
     check(config.array_columns.empty(), Code::invalid_config,
-          "dataset_type webdataset holds images and captions; cached arrays are read from tfrecord, grain and hf");
+          "dataset_type is webdataset, which holds images and captions; encoded samples are read from tfrecord, grain "
+          "or hf");
   }
   int64_t size() const override { return -1; }
   int64_t shards() const override { return static_cast<int64_t>(files_.size()); }

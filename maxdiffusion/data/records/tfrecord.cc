@@ -39,7 +39,7 @@ class Reader : public ShardReader {
                      : "the checksum of its length is wrong");
     }
     const auto size = number<uint64_t>(head.bytes, 0);
-    check(size < uint64_t{1} << 40, Code::io, "{}: claims {} bytes", name, size);
+    check(size < uint64_t{1} << 40, Code::io, "{}: declares {} bytes", name, size);
     needs(static_cast<int64_t>(size + kTfrecordFoot));
     const Blob body = in_.read(static_cast<int64_t>(size));
     const auto expected = number<uint32_t>(in_.read(static_cast<int64_t>(kTfrecordFoot)).bytes, 0);

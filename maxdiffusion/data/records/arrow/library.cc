@@ -19,7 +19,7 @@ class Library : public ArrowLibrary {
         require(c->Decompress(static_cast<int64_t>(bytes.size()), reinterpret_cast<const uint8_t*>(bytes.data()), size,
                               reinterpret_cast<uint8_t*>(out.data())),
                 codec);
-    check(n == size, Code::io, "{}: {} bytes came out; expected {}", codec, n, size);
+    check(n == size, Code::io, "{}: decompressed to {} bytes; expected {}", codec, n, size);
     return out;
   }
 };

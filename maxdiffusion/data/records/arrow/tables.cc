@@ -315,7 +315,7 @@ class IpcTable : public TableBase {
       check(body >= 0 && body <= file_->size() - at - words - size, Code::io,
             "{}: the file is truncated: a message of {} bytes starts at byte {} of {}", name, total, at, file_->size());
       constexpr int kSchema = 1, kDictionary = 2, kRecordBatch = 3;
-      check(kind != kDictionary, Code::io, "{}: dictionary-encoded columns are not read; write plain ones", name);
+      check(kind != kDictionary, Code::io, "{}: dictionary-encoded columns; expected plain ones", name);
       check(kind == kSchema || kind == kRecordBatch, Code::io, "{}: a message of kind {} at byte {}", name, kind, at);
       check((kind == kSchema) == (schema_ == nullptr), Code::io, "{}: expected one schema, first of all", name);
       if (kind == kSchema) {
