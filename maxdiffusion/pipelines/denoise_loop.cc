@@ -119,10 +119,10 @@ std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& wei
   Graph trace;
   params_of(trace, build, steps.options.scope);
   if (shapes.empty()) {
-    log_warning("use_kv_cache has no effect on this model");
+    log_warning("use_kv_cache has no effect: this model computes no keys and values from the prompt alone");
     return contexts;
   }
-  log_info("keys and values of the prompt are made once for all steps of {}", steps.stage.denoiser);
+  log_info("use_kv_cache: keys and values of the prompt are computed once for all steps of {}", steps.stage.denoiser);
   const auto program = compile_with_weights(devices, weights, steps.options, "context", build, resident);
   for (size_t group = 0; group < groups; ++group) {
     ArrayMap given;
@@ -223,7 +223,8 @@ PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const
   std::vector<std::string> negative = o.negative_prompts;
   const std::vector<std::string>& second = o.second_negative_prompts;
   if (negative.empty() && family.spec().zero_empty_prompt) {
-    if (!second.empty()) log_warning("negative_prompt_2 has no effect without negative_prompt: this model takes zeros");
+    if (!second.empty())
+      log_warning("negative_prompt_2 has no effect: negative_prompt is empty, and this model takes zeros then");
     for (const auto& [name, a] : out.positive) out.negative[name] = zeros_like(a);
   } else {  // as in diffusers, clip_skip is not for these
     if (negative.empty()) negative = {""};

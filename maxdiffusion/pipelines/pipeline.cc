@@ -100,9 +100,9 @@ struct DiffusionPipeline::Impl {
     if (opened) {
       const bool has_control = opened->folder.has("controlnet");
       check(o.control || !has_control, Code::invalid_config,
-            "controlnet_image is empty, and the ControlNet of controlnet_model_name_or_path looks at one; give "
-            "controlnet_image=FILE");
-      check(!o.control || has_control, Code::invalid_config, "an image for a ControlNet is given, but there is none");
+            "controlnet_image is empty; expected an image for the ControlNet of controlnet_model_name_or_path");
+      check(!o.control || has_control, Code::invalid_config,
+            "controlnet_image is given; expected none, or a ControlNet in controlnet_model_name_or_path");
       o.text_batch = per_device(std::min<int64_t>(std::ssize(o.prompts), 8));
     }
     o.scope = models.scope;

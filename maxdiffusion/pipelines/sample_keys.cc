@@ -10,7 +10,7 @@ std::string StepCacheKeys::step_cache() const {
 
 void StepCacheKeys::validate() const {
   check(use_cfg_cache + use_magcache + use_sen_cache <= 1, Code::invalid_config,
-        "use_cfg_cache, use_magcache and use_sen_cache are in each other's way; set one of them");
+        "use_cfg_cache, use_magcache, use_sen_cache: several are true; expected one at most");
 }
 
 }  // namespace md

@@ -31,7 +31,7 @@ void set_guidance(const SampleKeys& k, const Family& family, SampleOptions& o) {
   if (distilled && !k.negative_prompt.empty() && !o.guided())
     log_warning("negative_prompt has no effect: this model was distilled with guidance; try true_cfg_scale above 1");
   if (!distilled && k.true_cfg_scale != 1)
-    log_warning("true_cfg_scale has no effect: it is guidance_scale that guides this model");
+    log_warning("true_cfg_scale has no effect: this model is guided by guidance_scale");
   if (family.spec().denoisers.size() == 2) {
     o.guidance_scales = {k.guidance_scale_high.value_or(k.guidance_scale),
                          k.guidance_scale_low.value_or(k.guidance_scale)};
@@ -53,7 +53,7 @@ int64_t images_per_prompt(const SampleRequest& r) {
   if (r.latents) {
     const int64_t n = r.latents.dims()[0], prompts = std::ssize(r.prompt);
     check(n % prompts == 0 && (!r.num_images_per_prompt || n == prompts * each), Code::invalid_config,
-          "latents are of {} images; {} prompts{} ask for {}", n, prompts,
+          "latents are of {} images; {} prompts{} need {}", n, prompts,
           r.num_images_per_prompt ? fmt::format(" with num_images_per_prompt={}", each) : "", prompts * each);
     each = n / prompts;
   }
@@ -126,7 +126,7 @@ SampleOptions sample_options(const SampleRequest& r, const Family& family, const
   SampleOptions o;
   o.size = sample_size(r, family);
   check_size(r, family, o.size);
-  check(!r.prompt.empty(), Code::invalid_config, "prompt is empty; give prompt=\"…\"");
+  check(!r.prompt.empty(), Code::invalid_config, "prompt is empty; expected a text: prompt=\"…\"");
   o.prompts = r.prompt;
   o.negative_prompts = r.negative_prompt;
   o.second_prompts = second_texts("prompt_2", r.prompt_2, family);

@@ -93,8 +93,7 @@ class MagCache final : public StepCache {
     if (base->empty()) base = &plan.magcache_ratios;
     if (base->empty())
       throw Error(Code::invalid_config,
-                  "use_magcache needs measured ratios, and none are known of this model (its page in docs/ lists "
-                  "those that have been measured)")
+                  "use_magcache is true; expected mag_ratios_base: no ratios were measured for this model")
           .note(
               "try: mag_ratios_base=[1, 1, …], for each step with prompt and without the mean size of what the "
               "blocks add divided by that of the step before; or use_sen_cache=true, which needs none");
@@ -111,13 +110,13 @@ class MagCache final : public StepCache {
     }
   }
   Tensor compute(const DenoisingStep& step, std::vector<Tensor>& kept) const override {
-    const Prediction d = step.predict_keeping({});
+    const Prediction d = step.predict_with_residual({});
     kept = {d.residual};
     const std::vector<Tensor> halves = split(d.sample, 2, 0);
     return step.guide(halves[0], halves[1]);
   }
   Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& kept, Tensor) const override {
-    const std::vector<Tensor> halves = split(step.predict_keeping(kept[0]).sample, 2, 0);
+    const std::vector<Tensor> halves = split(step.predict_with_residual(kept[0]).sample, 2, 0);
     return step.guide(halves[0], halves[1]);
   }
   void begin(const SamplingStage&) override { reset(); }

@@ -34,7 +34,7 @@ struct DenoisingStep {
   /// The model's prediction: of both halves, in rows [negative, positive], or of the positive one.
   std::function<Tensor(bool both)> predict;
   /// Of both halves, with what the blocks added; a residual that was kept replaces the blocks.
-  std::function<Prediction(Tensor residual)> predict_keeping;
+  std::function<Prediction(Tensor residual)> predict_with_residual;
   /// One prediction of the two halves: guidance.
   std::function<Tensor(Tensor negative, Tensor positive)> guide;
   Tensor sample;  // [B, …]

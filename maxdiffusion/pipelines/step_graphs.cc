@@ -71,10 +71,10 @@ DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Co
     return steps.family.predict(models, x, broadcast_to(reshape(time, {1}), {x.dim(0)}), c, options);
   };
   g.predict = [=](bool both) { return run(both, {}).sample; };
-  g.predict_keeping = [=, &steps](Tensor residual) {
+  g.predict_with_residual = [=, &steps](Tensor residual) {
     Prediction p = run(true, {.residual = residual});
     check(static_cast<bool>(p.residual), Code::invalid_config,
-          "use_magcache: {} has no sequence of blocks that could be left out", steps.family.spec().denoiser());
+          "use_magcache is true; expected false: {} has no sequence of blocks to skip", steps.family.spec().denoiser());
     return p;
   };
   g.guide = [&steps](Tensor negative, Tensor positive) {

@@ -74,8 +74,8 @@ StepOptions plan_step(const LearningKeys& l, const EncoderOptions& models, const
   std::vector<std::string> trained = plan.denoisers;
   if (plan.trains_text_encoders)
     for (const std::string& encoder : family->spec().text_components()) trained.push_back(encoder);
-  s.variation = [family, trained, encoders = models.keys, lora = l.lora](const std::string& component,
-                                                                         const Scope& scope) {
+  s.change_scope = [family, trained, encoders = models.keys, lora = l.lora](const std::string& component,
+                                                                            const Scope& scope) {
     ScopeOptions options = scope.options();
     if (std::ranges::count(trained, component) == 0)
       return scope

@@ -22,7 +22,8 @@ std::vector<double> sum_over_replicas(const std::vector<double>& own) {
   const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(double));
   std::vector<double> sums(own.size()), of_one(own.size());
   for (const std::string& part : processes().gather("held-out losses", bytes)) {
-    check(part.size() == bytes.size(), Code::internal, "evaluation: processes have different held-out data");
+    check(part.size() == bytes.size(), Code::internal,
+          "eval_data_dir: processes have different data; expected the same");
     std::memcpy(of_one.data(), part.data(), part.size());
     for (size_t i = 0; i < sums.size(); ++i) sums[i] += of_one[i];
   }
@@ -41,36 +42,40 @@ Evaluation::Evaluation(const Devices& devices, const std::vector<const Task*>& t
   std::map<int64_t, std::vector<int64_t>> at;  // samples by timestep
   if (samples_.timesteps.empty()) {
     check(!keys.timesteps_list.empty(), Code::invalid_config,
-          "timesteps_list is empty: there is nothing to evaluate at");
+          "timesteps_list is empty; expected one timestep at least");
     for (int64_t t : keys.timesteps_list)
       for (int64_t i = 0; i < std::min(samples_.count, most); ++i) at[t].push_back(i);
   } else {
     for (int64_t i = 0; i < samples_.count; ++i)
-      if (auto& there = at[samples_.timesteps.at(static_cast<size_t>(i))]; std::ssize(there) < most) there.push_back(i);
+      if (auto& points_at = at[samples_.timesteps.at(static_cast<size_t>(i))]; std::ssize(points_at) < most)
+        points_at.push_back(i);
   }
   size_t points = 0;
   std::set<int64_t> measured;
   for (const Task* task : tasks) {
     const std::optional<TimedLosses> timed = task->timed_losses(samples_.read(0));
-    check(timed.has_value(), Code::invalid_config, "eval_every cannot be combined with what this run learns from");
+    check(timed.has_value(), Code::invalid_config,
+          "eval_every: this run's batches have no loss by timestep; expected -1");
     check(at.begin()->first >= 0 && at.rbegin()->first < timed->num_train_timesteps, Code::invalid_config,
           "{} from {} to {}; timesteps are 0 … {}",
           samples_.timesteps.empty() ? "timesteps_list goes" : "the records of eval_data_dir have timesteps",
           at.begin()->first, at.rbegin()->first, timed->num_train_timesteps - 1);
     Part part;
-    for (const auto& [t, there] : at)
+    for (const auto& [t, of_timestep] : at)
       if (!timed->trains || timed->trains(t))
-        for (int64_t i : there) part.points.emplace_back(t, i), measured.insert(t);
+        for (int64_t i : of_timestep) part.points.emplace_back(t, i), measured.insert(t);
     if (part.points.empty()) continue;
     compile_part(part, *task, *timed, step, compile_config);
     points += part.points.size();
     parts_.push_back(std::move(part));
   }
-  check(!parts_.empty(), Code::invalid_config, "timesteps from {} to {} are none of those that this run trains",
-        at.begin()->first, at.rbegin()->first);
+  check(!parts_.empty(), Code::invalid_config,
+        "timesteps_list: none of the timesteps from {} to {} is trained by this run", at.begin()->first,
+        at.rbegin()->first);
   if (measured.size() < at.size())
-    log_warning("evaluation: {} of {} timesteps are left out: they are of a model that this run does not train",
-                at.size() - measured.size(), at.size());
+    log_warning(
+        "timesteps_list: {} of {} timesteps are not evaluated: they belong to an expert that this run does not train",
+        at.size() - measured.size(), at.size());
   key_ = devices.put(key_of_seed(seed));
   log_info("evaluation: {} samples at {} timesteps, {} in all", samples_.count, measured.size(), points);
 }
@@ -87,7 +92,7 @@ void Evaluation::compile_part(Part& part, const Task& task, const TimedLosses& t
   }
   const Models models = [&](const std::string& component) {
     Scope root(g, params, component, step.scope);
-    Scope varied = step.variation ? step.variation(component, root) : root;
+    Scope varied = step.change_scope ? step.change_scope(component, root) : root;
     if (step.ema_decay > 0 && varied.options().trainable)  // what comes in is the average
       varied = varied.with_source([](const Scope& below, Param p) {
         p.shape.dtype = DType::f32;

@@ -57,8 +57,8 @@ void rescue(const Devices& devices, TrainState& state, const RecentPositions& po
 Interrupted stopped_after(int64_t done, int64_t saved, int64_t first, const LoopOptions& o) {
   Interrupted e(fmt::format("{}: stopped by {} after step {} of {}", o.title, interrupt_name(), done,
                             o.step.optim.max_train_steps));
-  if (saved > 0) e.note(fmt::format("saved in {}/{}; the same command goes on from there", o.checkpoint_dir(), saved));
-  if (done == first) e.note("no step was done since this run began");
+  if (saved > 0) e.note(fmt::format("saved in {}/{}; the same command resumes from there", o.checkpoint_dir(), saved));
+  if (done == first) e.note("no step was done since the start");
   return e;
 }
 
@@ -118,7 +118,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
              static_cast<double>(bytes_read) / 1e6);
   if (state.step >= o.step.optim.max_train_steps)
     log_line(state.step == o.step.optim.max_train_steps ? LogLevel::info : LogLevel::warning,
-             fmt::format("{}: there is nothing to do: step {} is reached, and {} are asked for", o.title, state.step,
+             fmt::format("{}: nothing to do: the checkpoint is of step {}, max_train_steps is {}", o.title, state.step,
                          o.step.optim.max_train_steps));
   HostArrays constants = o.constants;
   constants["key"] = key_of_seed(o.seed);
@@ -132,8 +132,8 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   StateSaver saver(devices, programs, o.step, o.checkpoint_dir(), o.keys.checkpoints_to_keep, o.keys.save_optimizer,
                    o.seed, o.complete, o.before_commit);
   if (!o.keys.save_optimizer)
-    log_info("{}: save_optimizer=false: checkpoints are without moments, and a resumed run will differ", o.title);
-  saver.warn_of_room(state);
+    log_info("{}: save_optimizer=false: checkpoints have no moments, so a resumed run differs", o.title);
+  saver.warn_if_short_of_space(state);
   std::map<std::string, std::string> texts = o.texts;
   texts["num_model_parameters"] = std::to_string(programs.params().count());
   Recorder recorder({.folder = o.folder,

@@ -82,7 +82,7 @@ void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
   }
   for (size_t i = 0; i < count(); ++i)
     if (const int64_t bytes = bytes_of_other_programs(i); bytes > 0)
-      log_info("{}: beside it {:.2f} GiB on each device are of the other models of this run", titles_[i],
+      log_info("{}: the run's other models take {:.2f} GiB more on each device", titles_[i],
                static_cast<double>(bytes) / (1 << 30));
   std::set<std::string> logged;
   for (size_t i = 0; log_sharding && i < count(); ++i)
@@ -104,7 +104,7 @@ size_t StepPrograms::choose(const NamedShards& batch, uint64_t seed, int64_t ste
   }
   std::string shapes;
   for (const auto& [name, a] : batch) shapes += fmt::format(" {} {}", name, to_string(a.shape));
-  check(!candidates.empty(), Code::internal, "no program of {} takes this batch:{}", count(), shapes);
+  check(!candidates.empty(), Code::internal, "none of {} programs accepts this batch:{}", count(), shapes);
   if (candidates.size() == 1) return candidates[0];
   double left = HostRng(seed, "turn").uniform(static_cast<uint64_t>(step)) * all;
   for (size_t i : candidates)

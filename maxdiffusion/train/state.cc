@@ -54,7 +54,7 @@ std::vector<std::string> whole_components(const ParamTable& params) {
 }
 
 HostState beginning(const StepPrograms& programs, NamedShards values, const StepOptions& step) {
-  values = fresh_state(programs.params(), std::move(values), step);
+  values = initial_state(programs.params(), std::move(values), step);
   for (const std::string& name : programs.state_names())
     if (name == "step" || name.starts_with("updates/")) values[name] = scalar_s32(0);
   values["healthy"] = yes();
@@ -123,7 +123,7 @@ class StateReader {
     ShardedArray a = from_.read(name, slices);
     for (Shard& p : a.shards) {
       if (const std::string fault = not_finite(name, p.values); !fault.empty())
-        fail(Code::io, "read '{}': {}, which no training goes on from", from_.folder(), fault);
+        fail(Code::io, "read '{}': {}, from which training cannot resume", from_.folder(), fault);
       // Arrays of their own become the device's, where that is a CPU.
       if (devices_.platform() == Platform::cpu && !p.values.sole()) p.values = copy_of(p.values);
     }
@@ -134,8 +134,8 @@ class StateReader {
   void add(CheckpointReader::Parts& parts, const std::string& name, const Param& p) const {
     const Shape& found = from_.shape(name);
     check(found.dims == p.shape.dims, Code::invalid_config,
-          "checkpoint {}: '{}' is {}, and this run's model has {} there; choose another run_name", from_.folder(), name,
-          to_string(found), to_string(p.shape));
+          "checkpoint {}: '{}' is {}; expected {}, as in this run's model; choose another run_name", from_.folder(),
+          name, to_string(found), to_string(p.shape));
     parts.emplace_back(name, local_slices(devices_, p.axes, p.shape.dims));
   }
 
@@ -175,8 +175,8 @@ HostState read_state(const Devices& devices, const ParamTable& params, const Sta
   NamedShards values = read.arrays(slots);
   read.add_weights(values);
   if (info.seed != from.seed)
-    log_warning("checkpoint {} was made with seed {}, this run has {}: random draws differ from here on", folder,
-                info.seed, from.seed);
+    log_warning("seed is {}, checkpoint {} was made with {}: random numbers differ from here on", from.seed, folder,
+                info.seed);
   return {std::move(values), info.step, info.data, reader.bytes_read()};
 }
 
@@ -225,7 +225,7 @@ HostState restored(const ParamTable& params, HostState read, const StepOptions& 
   NamedShards& values = read.values;
   values = restored_state(params, std::move(values), step);
   if (add_slots(params, make_optimizer(step.optim)->slots(), values))
-    log_warning("checkpoint {}/{} has no moments of the optimizer, as save_optimizer=false asks: they start from zero",
+    log_warning("checkpoint {}/{} has no moments of the optimizer (save_optimizer=false): they start from zero",
                 checkpoint_dir, read.step);
   values.merge(frozen);
   values["healthy"] = yes();
@@ -246,7 +246,8 @@ void check_replicas(const NamedShards& state, int64_t step) {
   for (size_t i = 1; i < hashes.size(); ++i)
     if (hashes[i] != hashes[0])
       throw Error(Code::device, fmt::format("the state of process {} after step {} is not that of process 0", i, step))
-          .note("try: again from the checkpoint before; if it comes again, one of the machines computes wrongly");
+          .note(
+              "try: again from the checkpoint before; if this error comes back, one of the machines computes wrongly");
 }
 
 /// Those that write checkpoints together.
@@ -289,12 +290,12 @@ HostState newest_restored(const std::vector<int64_t>& saved, const std::string& 
       log_warning("damaged checkpoint: {}\n  it is '{}' now", faults[i].what(),
                   set_aside(checkpoint_dir, saved[saved.size() - 1 - i]));
     if (!faults.empty() && all.is_coordinator())
-      log_warning("training goes on from the checkpoint before: {}", checkpoint_folder(checkpoint_dir, *at));
+      log_warning("training resumes from the checkpoint before: {}", checkpoint_folder(checkpoint_dir, *at));
     return state;
   }
-  for (size_t i = 1; i < faults.size(); ++i) faults[0].note("nor can the one before: " + faults[i].message());
-  faults[0].note(fmt::format("no checkpoint in '{}' can be gone on from", checkpoint_dir));
-  throw faults[0].note("try: another run_name, or move that folder away to start anew");
+  for (size_t i = 1; i < faults.size(); ++i) faults[0].note("nor the checkpoint before: " + faults[i].message());
+  faults[0].note(fmt::format("no checkpoint in '{}' can be resumed", checkpoint_dir));
+  throw faults[0].note("try: another run_name, or move that folder away to start from step 0");
 }
 
 /// The arrays' shards, copied to the host without stopping the device: starts now, waits when called.
@@ -367,8 +368,8 @@ std::function<HostState()> open_state(const Devices& devices, const StepPrograms
   }
   if (from.single_replica && devices.replicas() == 1)
     log_warning(
-        "enable_single_replica_ckpt_restoring has no effect: no two processes hold the same state, and each "
-        "reads what its devices hold");
+        "enable_single_replica_ckpt_restoring has no effect: each process reads the part of the state that its devices "
+        "hold");
   auto frozen = std::make_shared<const ParamTable>(frozen_part(params));
   return [&devices, &params, step, from, saved, frozen, make = initial(*frozen)] {
     NamedShards others = make();
@@ -396,7 +397,7 @@ TrainState place_state(const Devices& devices, const StepPrograms& programs, Hos
       if (auto a = state.arrays.extract(p.input)) state.kept.insert(std::move(a));
   for (const std::string& name : programs.state_names())
     check(state.arrays.contains(name), Code::io,
-          "checkpoint {}/{} has no '{}': it was made by another kind of run; choose another run_name", checkpoint_dir,
+          "checkpoint {}/{} has no '{}': another kind of run wrote it; choose another run_name", checkpoint_dir,
           state.step, name);
   return state;
 }
@@ -466,15 +467,15 @@ std::map<std::string, const Array*> StateSaver::saved(const TrainState& state) c
   return arrays;
 }
 
-void StateSaver::warn_of_room(const TrainState& state) const {
+void StateSaver::warn_if_short_of_space(const TrainState& state) const {
   int64_t all = 0, largest = 0;
   for (const auto& [name, a] : saved(state)) all += a->shape().bytes(), largest = std::max(largest, a->shape().bytes());
   const int64_t needed = step_bytes_ + largest, free = free_memory();
   if (free < needed)
     log_warning(
-        "a checkpoint will hardly fit: writing one takes up to {} of this machine's memory beside the step's {}, and "
-        "{} "
-        "are free; a smaller per_device_batch_size leaves more",
+        "checkpoint: writing one takes up to {} of host memory in addition to the step's {}, and {} are free; a "
+        "smaller "
+        "per_device_batch_size leaves more",
         in_gib(largest), in_gib(step_bytes_), in_gib(free));
   std::error_code ec;
   const std::string dir = local_cache_path(checkpoint_dir_);
@@ -482,7 +483,7 @@ void StateSaver::warn_of_room(const TrainState& state) const {
   while (!exists(there) && there.has_relative_path()) there = there.parent_path();
   const auto space = std::filesystem::space(there, ec);
   if (!ec && space.available < static_cast<uint64_t>(all))
-    log_warning("a checkpoint takes {}, and '{}' has {} left", in_gib(all), dir,
+    log_warning("checkpoint: it takes {}, and '{}' has {} free", in_gib(all), dir,
                 in_gib(static_cast<int64_t>(space.available)));
 }
 
@@ -493,10 +494,10 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
   for (const auto& [name, a] : arrays) in_place[name] = shards_in_place(devices_, *a);
   const int64_t bytes = bytes_of(in_place), needed = bytes + bytes / 20 + step_bytes_, free = free_memory();
   const bool copied = free >= needed;
-  if (!copied && !std::exchange(waits_, true))
+  if (!copied && !std::exchange(pauses_training_, true))
     log_info(
-        "checkpoints are written while the run waits: a copy of the state, to write it while training goes on, takes "
-        "{} beside the step's {}, and {} of this machine's memory are free",
+        "checkpoints pause training while they are written: a copy of the state takes {} of host memory in addition to "
+        "the step's {}, and {} are free",
         in_gib(bytes), in_gib(step_bytes_), in_gib(free));
   std::function<NamedShards()> values = [in_place] { return in_place; };
   if (copied) values = fetch_all(devices_, arrays);

@@ -78,7 +78,7 @@ class StateSaver {
              int64_t keep, bool moments, uint64_t seed, CompleteCheckpoint complete,
              std::function<void()> before_commit = {});
   /// Warns if memory or the disk may be too small for a checkpoint. Before the first step.
-  void warn_of_room(const TrainState& state) const;
+  void warn_if_short_of_space(const TrainState& state) const;
   /// The state's arrays as they are now, as the checkpoint of step `at`, before the batch at `position`.
   void save(const TrainState& state, int64_t at, Position position);
   /// Waits for the write under way; throws its error.
@@ -92,7 +92,7 @@ class StateSaver {
   int64_t step_bytes_ = 0;  // host memory that a step takes in addition to the state
   bool averaged_;
   std::vector<StateSlot> left_out_;
-  bool waits_ = false;  // writes while training waits, and has logged it
+  bool pauses_training_ = false;  // writes while training waits, and has logged so
   std::string checkpoint_dir_;
   uint64_t seed_;
   CompleteCheckpoint complete_;

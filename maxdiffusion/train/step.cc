@@ -29,7 +29,7 @@ std::vector<Param> trained(const ParamTable& params, const Task& task) {
   std::vector<Param> all;
   for (const Param& p : params.params())
     if (p.trainable) all.push_back(p);
-  check(!all.empty(), Code::invalid_graph, "{}: nothing to train", task.model());
+  check(!all.empty(), Code::invalid_graph, "{}: no trainable parameter", task.model());
   return all;
 }
 
@@ -55,7 +55,7 @@ Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Gr
       const Tensor value = in.capture(below.resolve(std::move(p)));
       return views[input] = widened ? cast(value, o.scope.activations) : value;
     });
-    return o.variation ? o.variation(component, root) : root;
+    return o.change_scope ? o.change_scope(component, root) : root;
   };
   g.loss = task.loss(scope, feed, rng);
   g.of = trained(s.params, task);
@@ -82,7 +82,7 @@ Gradients accumulate(const Task& task, StepGraph& s, const StepOptions& o, const
     StepGraph once{nullptr, {}, {}, 0};
     auto scope = [&](const std::string& component) {
       Scope root(nowhere, once.params, component, o.scope);
-      return o.variation ? o.variation(component, root) : root;
+      return o.change_scope ? o.change_scope(component, root) : root;
     };
     Feed fake;
     for (const BatchField& f : s.fields) {
@@ -212,7 +212,7 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   for (auto& [name, group] : groups) {
     OptimConfig optim = o.optim;
     if (auto rate = o.learning_rates.find(name); rate != o.learning_rates.end()) optim.learning_rate = rate->second;
-    group.values = updated(*optimizer, {learning_rate(optim, step), n, good, keep}, group.clipped, group.values);
+    group.values = apply_update(*optimizer, {learning_rate(optim, step), n, good, keep}, group.clipped, group.values);
   }
 
   state("step", where(good, step + 1.0, step));
@@ -272,7 +272,7 @@ bool add_slots(const ParamTable& params, const std::vector<StateSlot>& slots, Na
   return any;
 }
 
-NamedShards fresh_state(const ParamTable& params, NamedShards values, const StepOptions& o) {
+NamedShards initial_state(const ParamTable& params, NamedShards values, const StepOptions& o) {
   add_slots(params, state_slots(o), values);
   return restored_state(params, std::move(values), o);
 }

@@ -39,11 +39,11 @@ struct StepOptions {
   int64_t accumulation = 1;
   /// The run's tasks train different models alternately: optimizer and averages count the updates of their own model.
   bool per_model_step_count = false;
-  /// Peak learning rates of components that do not have the optimizer's. Each component is clipped and updated by
-  /// itself.
+  /// Peak learning rates of components that do not have the optimizer's. Each component is clipped and updated
+  /// separately.
   std::map<std::string, double> learning_rates;
-  /// Changes the scope of a component: frozen, or varied as by LoRA. Empty: every component is trained whole.
-  std::function<Scope(const std::string& component, const Scope&)> variation;
+  /// Changes the scope of a component: frozen, or with LoRA. Empty: every component is trained whole.
+  std::function<Scope(const std::string& component, const Scope&)> change_scope;
 };
 
 struct StepGraph {
@@ -62,7 +62,7 @@ std::vector<StateSlot> state_slots(const StepOptions& step);
 bool add_slots(const ParamTable& params, const std::vector<StateSlot>& slots, NamedShards& state);
 /// The state before the first step, by name, from starting values of all parameters (of the types of in_f32). `step`
 /// and `healthy` are not in it.
-NamedShards fresh_state(const ParamTable& params, NamedShards values, const StepOptions& step);
+NamedShards initial_state(const ParamTable& params, NamedShards values, const StepOptions& step);
 /// The state of a checkpoint in the types of this run's step: parameters are rounded from their masters, masters that
 /// the checkpoint lacks start from the parameters.
 NamedShards restored_state(const ParamTable& params, NamedShards state, const StepOptions& step);

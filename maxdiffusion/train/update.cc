@@ -64,8 +64,8 @@ void update_by_kernel(const FusedCall& fused, const ClippedGradients& grads, con
 
 }  // namespace
 
-UpdateGroup updated(const Optimizer& optimizer, const StepScalars& s, const ClippedGradients& grads,
-                    UpdateGroup group) {
+UpdateGroup apply_update(const Optimizer& optimizer, const StepScalars& s, const ClippedGradients& grads,
+                         UpdateGroup group) {
   const std::vector<size_t> all = live(grads, group);
   if (all.empty()) return group;
   if (kernels_support_shards({grads.given[all[0]]})) {

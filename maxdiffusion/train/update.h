@@ -17,6 +17,7 @@ struct UpdateGroup {
   std::vector<DimAxes> axes;               // mesh axes of each parameter
 };
 /// The group after an update. An absent gradient leaves its parameter, slots and average as they are.
-UpdateGroup updated(const Optimizer& optimizer, const StepScalars& s, const ClippedGradients& grads, UpdateGroup group);
+UpdateGroup apply_update(const Optimizer& optimizer, const StepScalars& s, const ClippedGradients& grads,
+                         UpdateGroup group);
 
 }  // namespace md

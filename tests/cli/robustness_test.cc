@@ -141,7 +141,7 @@ TEST_F(Robustness, AResumedRunNamesTheKeysThatChanged) {
   EXPECT_TRUE(contains(o.err, "resolution is 32, was 16 " + before + "; the run goes on with the new value")) << o.err;
   EXPECT_TRUE(contains(o.err, "noise_offset is 0.5, was 0.0 " + before + "; the run goes on")) << o.err;
   EXPECT_TRUE(contains(o.err, " max_train_steps is 1, was 2 " + before + "\n")) << o.err;
-  EXPECT_TRUE(contains(o.err, "there is nothing to do: step 2 is reached, and 1 are asked for")) << o.err;
+  EXPECT_TRUE(contains(o.err, "nothing to do: the checkpoint is of step 2, max_train_steps is 1")) << o.err;
   int named = 0;
   for (size_t at = 0; (at = o.err.find("; the run goes on with the new value", at)) != o.err.npos; ++at) ++named;
   EXPECT_EQ(named, 2) << o.err;  // no other key is

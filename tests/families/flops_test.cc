@@ -30,7 +30,7 @@ TEST(StepFlops, OfAWholeModelAreThreeTimesItsForwardPass) {
 TEST(StepFlops, OfFrozenEncodersAreOnlyTheirForwardPass) {
   DenoiseTask encodes = tiny_task();
   encodes.text = tokens_input();
-  const StepOptions frozen{.variation = [](const std::string& component, const Scope& scope) {
+  const StepOptions frozen{.change_scope = [](const std::string& component, const Scope& scope) {
     return component == "unet" ? scope : scope.frozen();
   }};
   const double text = forward(encodes) - forward(tiny_task());
@@ -39,7 +39,7 @@ TEST(StepFlops, OfFrozenEncodersAreOnlyTheirForwardPass) {
 }
 
 TEST(StepFlops, OfFrozenWeightsUnderLoraAreTwiceTheirForwardPass) {
-  const StepOptions lora{.variation = [](const std::string&, const Scope& scope) {
+  const StepOptions lora{.change_scope = [](const std::string&, const Scope& scope) {
     return lora_scope(scope, {.rank = 1, .alpha = 1, .targets = {"to_q", "to_k", "to_v", "to_out.0"}});
   }};
   const double once = forward(tiny_task());

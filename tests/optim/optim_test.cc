@@ -75,8 +75,9 @@ class Updater {
     for (size_t i = 0; i < s.slots.size(); ++i) group.slots.push_back(inputs(fmt::format("slot{}_", i), s.slots[i]));
     for (const Tensor p : group.params) group.axes.push_back(dim_axes(p, {}));
     const ClippedGradients clipped = clip(graph_, config, gradients, group.axes);
-    group = updated(*make_optimizer(config),
-                    {learning_rate(config, k), cast(k, DType::f32), is_finite(clipped.norm), Tensor()}, clipped, group);
+    group = apply_update(*make_optimizer(config),
+                         {learning_rate(config, k), cast(k, DType::f32), is_finite(clipped.norm), Tensor()}, clipped,
+                         group);
     for (size_t i = 0; i < group.params.size(); ++i) graph_.output("p" + std::to_string(i), group.params[i]);
     for (size_t k = 0; k < group.slots.size(); ++k)
       for (size_t i = 0; i < group.slots[k].size(); ++i)
@@ -315,8 +316,8 @@ TEST(MovingAverage, MovesOnlyWithAppliedUpdates) {
                         .averages = {average, average_of_still},
                         .axes = {dim_axes(param, {}), dim_axes(still, {})}};
       const ClippedGradients clipped = clip(g, c, {gradient, Tensor()}, group.axes);
-      group =
-          updated(*make_optimizer(c), {learning_rate(c, step), cast(step, DType::f32), healthy, keep}, clipped, group);
+      group = apply_update(*make_optimizer(c), {learning_rate(c, step), cast(step, DType::f32), healthy, keep}, clipped,
+                           group);
       g.output("p", group.params[0]);
       g.output("average", group.averages[0]);
       g.output("average_of_still", group.averages[1]);

@@ -284,11 +284,11 @@ TEST_F(LoadedPipeline, RefusesWhatTheModelCannotDoAndTakesTheNextRequest) {
   EXPECT_TRUE(contains(refused([](auto& r) {
                          r.control.image = HostArray(Shape{DType::u8, {8, 8, 3}});
                        }),
-                       "an image for a ControlNet is given"));
+                       "controlnet_image is given; expected none"));
   EXPECT_TRUE(contains(refused([](auto& r) {
                          r.latents = HostArray(Shape{DType::f32, {3, 2, 2, 4}}), r.prompt = {"a", "b"};
                        }),
-                       "latents are of 3 images; 2 prompts ask for 2"));
+                       "latents are of 3 images; 2 prompts need 2"));
   EXPECT_TRUE(contains(refused([](auto& r) { r.scheduler.scheduler = "flow_euler"; }), "this one predicts epsilon"));
   EXPECT_EQ(compiled, 0);
   EXPECT_EQ(to_string(pipeline.generate(request).media.shape()), "f32[1,16,16,3]");

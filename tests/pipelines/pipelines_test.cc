@@ -96,7 +96,7 @@ TEST(Generate, SaysWhichImageIsNotFinite) {
   TemporaryFolder t;
   std::filesystem::copy(kGoldens + "/sd", t / "model", std::filesystem::copy_options::recursive);
   for (const auto& [file, what] : {std::pair{"vae/diffusion_pytorch_model.safetensors", "the pixels of image 1"},
-                                   {"unet/diffusion_pytorch_model.safetensors", "the latents of picture 1"}}) {
+                                   {"unet/diffusion_pytorch_model.safetensors", "the latents of image 1"}}) {
     HostArrays tensors = SafetensorsReader::open(t / "model/" + file).tensors();
     const std::string name = std::string(file).starts_with("vae") ? "decoder.conv_out.bias" : "conv_out.bias";
     const uint16_t nan[] = {0x7fc0, 0x7fc0, 0x7fc0, 0x7fc0};

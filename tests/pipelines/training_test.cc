@@ -328,7 +328,7 @@ TEST_F(BothExperts, AlternateAsOftenAsTheirTimestepsAreSampled) {
       "max_train_steps=12"};
   const Outcome o = run("whole", "both", words);
   ASSERT_EQ(o.status, 0) << o.err;
-  EXPECT_TRUE(contains(o.err, "of the other models of this run")) << o.err;
+  EXPECT_TRUE(contains(o.err, "the run's other models take")) << o.err;
   const std::string drawn = turns("whole");
   EXPECT_EQ(drawn.size(), 12u);
   const auto high = std::ranges::count(drawn, 'H');

@@ -230,7 +230,7 @@ TEST(ProcessesTrain, OneReadsTheCheckpointForAllIfConfigured) {
       run_job(1, on_latents("alone_reads",
                             "enable_single_replica_ckpt_restoring=true checkpoint_dir=" + dir + "0 max_train_steps=2"));
   EXPECT_EQ(alone.status, 0) << alone.output;
-  EXPECT_NE(alone.output.find("enable_single_replica_ckpt_restoring has no effect: no two"), std::string::npos)
+  EXPECT_NE(alone.output.find("enable_single_replica_ckpt_restoring has no effect: each process"), std::string::npos)
       << alone.output;
 }
 

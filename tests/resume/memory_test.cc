@@ -85,7 +85,8 @@ TEST(Memory, ASaveNeedsATwentiethMoreThanTheStepAndResumesToTheBit) {
   TemporaryFolder folder;
   if (!std::getenv("MD_SAVED_IN")) setenv("MD_SAVED_IN", folder.path().c_str(), 1);
   const std::string saved = std::getenv("MD_SAVED_IN");  // the process that dies begins this test, too
-  EXPECT_EXIT(save_and_die(saved), testing::KilledBySignal(SIGKILL), "checkpoints are written while the run waits");
+  EXPECT_EXIT(save_and_die(saved), testing::KilledBySignal(SIGKILL),
+              "checkpoints pause training while they are written");
   unsetenv("MD_SAVED_IN");
 
   TinyRun whole, parts;

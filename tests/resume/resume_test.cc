@@ -401,7 +401,7 @@ TEST(Resume, DamagedStateIsNamedAndTheCheckpointBeforeItUsed) {
     EXPECT_EQ(error, "");
     EXPECT_NE(log.find(said), std::string::npos) << log;
     EXPECT_NE(log.find("it is '" + dir + "/3.damaged' now"), std::string::npos) << log;
-    EXPECT_NE(log.find("training goes on from the checkpoint before: " + dir + "/2"), std::string::npos) << log;
+    EXPECT_NE(log.find("training resumes from the checkpoint before: " + dir + "/2"), std::string::npos) << log;
   }
   expect_same_bits(as_arrays(read_training_state(whole.options.checkpoint_dir(), 4).state),
                    as_arrays(read_training_state(dir, 4).state));
@@ -424,7 +424,7 @@ TEST(Resume, MomentsThatAreNotFiniteAndFlippedBytesAreNamed) {
   auto [error, log] = error_and_log(run, 1);
   EXPECT_EQ(error, "");
   EXPECT_NE(log.find("'" + moment->first + "' holds nan at element 1"), std::string::npos) << log;
-  EXPECT_NE(log.find("goes on from the checkpoint before: " + dir + "/1"), std::string::npos) << log;
+  EXPECT_NE(log.find("resumes from the checkpoint before: " + dir + "/1"), std::string::npos) << log;
 
   const std::string weights = dir + "/1/unet/diffusion_pytorch_model.safetensors";
   std::string bytes = read_file(weights);
@@ -432,7 +432,7 @@ TEST(Resume, MomentsThatAreNotFiniteAndFlippedBytesAreNamed) {
   write_file_atomic(weights, bytes);
   std::tie(error, log) = error_and_log(run, 1);
   EXPECT_NE(error.find(weights + "': its bytes are not those that were written"), std::string::npos) << error;
-  EXPECT_NE(error.find("no checkpoint in '" + dir + "' can be gone on from"), std::string::npos) << error;
+  EXPECT_NE(error.find("no checkpoint in '" + dir + "' can be resumed"), std::string::npos) << error;
   EXPECT_TRUE(exists(dir + "/1"));           // the only one is not set aside
   EXPECT_EQ(run.metric("loss").size(), 1u);  // nothing was started anew over it
 }
