@@ -87,7 +87,7 @@ ArrayCache::ArrayCache(const std::string& folder, const std::string& key, int64_
   parts_.resize(static_cast<size_t>((samples + part_size - 1) / part_size));
   std::mutex mutex;
   int64_t done = 0;
-  auto told = std::chrono::steady_clock::now();
+  auto last_logged = std::chrono::steady_clock::now();
   parallel_for(parts(), [&](int64_t i, int) {
     const Part p = part(i);
     const auto found = there.find(fs::path(file_of(p)).filename());
@@ -108,12 +108,12 @@ ArrayCache::ArrayCache(const std::string& folder, const std::string& key, int64_
       } catch (const Error& e) {
         reason = e.message();
       }
-    if (!reason.empty()) log_warning("latent cache: {} is made again: {}", file_of(p), reason);
-    if (reason.empty() && found == there.end()) share(p);
+    if (!reason.empty()) log_warning("latent cache: {} is recomputed: {}", file_of(p), reason);
+    if (reason.empty() && found == there.end()) upload(p);
     ++done;
     const auto now = std::chrono::steady_clock::now();
-    if (now - told < std::chrono::seconds(5)) return;
-    told = now;
+    if (now - last_logged < std::chrono::seconds(5)) return;
+    last_logged = now;
     log_info("latent cache: compared {} of {} parts with their checksums", done, parts());
   });
 }
@@ -138,7 +138,7 @@ ArrayCache::Stored ArrayCache::open(const Part& p, bool whole) const {
   const std::string reason = fault(s.arrays, s.rows);
   check(reason.empty(), Code::io, "{}", reason);
   check(!whole || checksum_of(s.arrays, meta(kLeftOut)) == meta(kChecksum), Code::io,
-        "its arrays are not those that were written: the checksum differs");
+        "its checksum differs from the one that was written");
   return s;
 }
 
@@ -153,12 +153,12 @@ void ArrayCache::take(int64_t index, Stored stored) {
   for (int64_t n = 0; const Stored& s : parts_) first_.push_back(std::exchange(n, n + s.rows));
 }
 
-void ArrayCache::share(const Part& p) const {
+void ArrayCache::upload(const Part& p) const {
   if (place_.empty()) return;
   try {
     put_file(file_of(p), below(place_, fs::path(file_of(p)).filename()));
   } catch (const Error& e) {
-    log_warning("latent cache: {} stays on this machine: {}", file_of(p), e.what());
+    log_warning("latent cache: {} is not uploaded: {}", file_of(p), e.what());
   }
 }
 
@@ -186,7 +186,7 @@ int64_t ArrayCache::samples_present() const {
 
 void ArrayCache::put(const Part& p, const HostArrays& arrays, const std::vector<std::string>& left_out) {
   check(p.index >= 0 && p.index < parts() && p.begin == part(p.index).begin && p.end == part(p.index).end,
-        Code::internal, "latent cache: part {} [{}, {}) is none of the {} parts", p.index, p.begin, p.end, parts());
+        Code::internal, "latent cache: part {} [{}, {}) is not one of the {} parts", p.index, p.begin, p.end, parts());
   const std::string reason = fault(arrays, p.end - p.begin - std::ssize(left_out));
   check(reason.empty(), Code::internal, "latent cache: part {}: {}", p.index, reason);
   std::vector<std::string> lines = left_out;
@@ -195,7 +195,7 @@ void ArrayCache::put(const Part& p, const HostArrays& arrays, const std::vector<
   write_safetensors(file_of(p), arrays,
                     {{kRange, range_of(p.begin, p.end)}, {kLeftOut, words}, {kChecksum, checksum_of(arrays, words)}});
   take(p.index, open(p, false));
-  share(p);
+  upload(p);
 }
 
 int64_t ArrayCache::size() const {

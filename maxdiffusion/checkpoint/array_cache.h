@@ -68,7 +68,7 @@ class ArrayCache {
   Stored open(const Part& part, bool whole) const;
   void take(int64_t index, Stored stored);
   /// Puts a part into the bucket; what fails is a warning.
-  void share(const Part& part) const;
+  void upload(const Part& part) const;
 
   std::string path_, place_;  // place_: in a bucket, or ""
   int64_t samples_, part_size_;

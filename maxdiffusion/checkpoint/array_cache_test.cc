@@ -114,7 +114,8 @@ TEST(ArrayCache, DamagedPartsAreMadeAgain) {
   testing::internal::CaptureStderr();
   ArrayCache again(folder, "key", 25, 5);
   const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find(files[4] + " is made again: its arrays are not those that were written"), std::string::npos)
+  EXPECT_NE(said.find(files[4] + " is recomputed: its checksum differs from the one that was written"),
+            std::string::npos)
       << said;
   EXPECT_EQ(again.parts_present(), 1);
   EXPECT_EQ(again.samples_present(), 5);

@@ -89,7 +89,8 @@ void clean_leftovers(const std::string& dir) {
     if (!step) continue;
     if (FolderLock lock(f); !lock.held()) continue;  // another process is writing it now
     if (name.starts_with(".old-") && !exists(checkpoint_folder(dir, *step)) && is_whole(f)) {
-      log_warning("checkpoint {}: a run was killed while it replaced it; the one before is back", *step);
+      log_warning("checkpoint {}: a run was killed while it replaced this checkpoint; the previous one is restored",
+                  *step);
       rename_durable(f, checkpoint_folder(dir, *step));
       continue;
     }

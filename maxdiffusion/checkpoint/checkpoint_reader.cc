@@ -64,7 +64,7 @@ bool CheckpointReader::add_component(const std::string& component) {
 
 void CheckpointReader::add_stack(const std::string& array, int64_t layers) {
   const size_t star = array.find('*');
-  check(star != array.npos && layers > 0, Code::internal, "'{}' is no stack of {} layers", array, layers);
+  check(star != array.npos && layers > 0, Code::internal, "'{}' is not a stack of {} layers", array, layers);
   IndexedArray stack;
   for (int64_t i = 0; i < layers; ++i) {
     const std::string name = array.substr(0, star) + std::to_string(i) + array.substr(star + 1);
@@ -72,7 +72,7 @@ void CheckpointReader::add_stack(const std::string& array, int64_t layers) {
     Shape expected{layer.shape.dtype, layer.shape.dims};
     expected.dims.insert(expected.dims.begin(), layers);
     if (i == 0) stack.shape = expected;
-    check(stack.shape == expected, Code::io, "read '{}': '{}' is {}, and others of its layers are of another shape",
+    check(stack.shape == expected, Code::io, "read '{}': '{}' is {}; other layers of the stack have another shape",
           folder_, name, to_string(layer.shape));
     for (FileShard shard : layer.shards) {
       shard.slice = with_layer(shard.slice, i);

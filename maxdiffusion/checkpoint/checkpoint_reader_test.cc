@@ -189,7 +189,7 @@ TEST(CheckpointReader, ComparesWholeFilesWhereChecksumsAreOfThoseAlone) {
   bytes.back() ^= 1;
   write_file_atomic(shards, bytes);
   EXPECT_EQ(fault_of(s.folder, 0, 2), "") << "it does not open that file";
-  EXPECT_NE(fault_of(s.folder, 1, 2).find(shards + "': its bytes are not"), std::string::npos);
+  EXPECT_NE(fault_of(s.folder, 1, 2).find(shards + "': its bytes differ"), std::string::npos);
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ FileChecksum checksum_of_file(const std::string& path, uint64_t chunk_bytes) {
 /// checksum_of_file, once for each file of the disk: weights that no run trains are links in all its checkpoints.
 FileChecksum checksum_once(const std::string& path, uint64_t chunk_bytes) {
   struct stat s {};
-  check(::stat(path.c_str(), &s) == 0, Code::io, "read '{}': it is gone", path);
+  check(::stat(path.c_str(), &s) == 0, Code::io, "read '{}': no such file any more", path);
   using Identity = std::tuple<dev_t, ino_t, off_t, time_t, long, uint64_t>;
   static std::mutex mutex;
   static std::map<Identity, FileChecksum> known;
@@ -107,10 +107,10 @@ FileChecksums parse_checksums(const std::string& text, const std::string& file, 
   check(each > 0, Code::io, "read '{}': chunks of 0 bytes", file);
   if (chunk_bytes) *chunk_bytes = each;
   FileChecksums sums;
-  for (const auto& [name, said] : files.items()) {
-    const Json bytes = member(said, "bytes"), hash = member(said, "hash"), chunks = member(said, "chunks");
+  for (const auto& [name, recorded] : files.items()) {
+    const Json bytes = member(recorded, "bytes"), hash = member(recorded, "hash"), chunks = member(recorded, "chunks");
     check(bytes.is_number_unsigned() && hash.is_string() && (chunks.is_null() || is_list_of_texts(chunks)), Code::io,
-          "read '{}': the entry of '{}' is {}; expected bytes, hash and perhaps chunks", file, name, said.dump());
+          "read '{}': the entry of '{}' is {}; expected bytes, hash and perhaps chunks", file, name, recorded.dump());
     FileChecksum& sum = sums[name] = {bytes.get<uint64_t>(), hash.get<std::string>(), {}};
     if (chunks.is_null()) continue;
     sum.chunks = chunks.get<std::vector<std::string>>();
@@ -124,7 +124,7 @@ FileChecksums parse_checksums(const std::string& text, const std::string& file, 
 Checksums::Checksums(const std::string& folder, std::string changed_config)
     : files_(folder), changed_config_(std::move(changed_config)) {
   if (files_.size(kChecksums))
-    said_ = parse_checksums(files_.text(kChecksums), files_.path_of(kChecksums), &chunk_bytes_);
+    recorded_ = parse_checksums(files_.text(kChecksums), files_.path_of(kChecksums), &chunk_bytes_);
 }
 
 Checksums::~Checksums() = default;
@@ -137,76 +137,78 @@ void Checksums::refuse(const std::string& name, const std::string& found, const 
       .note(fmt::format("try: another checkpoint; if the change is meant, remove '{}'", files_.path_of(kChecksums)));
 }
 
-bool Checksums::verify_size(const std::string& name, const FileChecksum& said) const {
+bool Checksums::verify_size(const std::string& name, const FileChecksum& recorded) const {
   const std::optional<uint64_t> size = files_.size(name);
   check(size.has_value(), Code::io, "read '{}': there is no such file; it was written with this checkpoint",
         files_.path_of(name));
-  if (*size != said.bytes)
-    refuse(name, fmt::format("it has {} bytes", *size), fmt::format("{} were written", said.bytes));
-  return *size == said.bytes;
+  if (*size != recorded.bytes)
+    refuse(name, fmt::format("it has {} bytes", *size), fmt::format("{} were written", recorded.bytes));
+  return *size == recorded.bytes;
 }
 
-void Checksums::verify_file(const std::string& name, const FileChecksum& said) {
-  if (!verify_size(name, said)) return;
+void Checksums::verify_file(const std::string& name, const FileChecksum& recorded) {
+  if (!verify_size(name, recorded)) return;
   std::string found;
   if (!files_.remote()) {
     found = hash_of_file(files_.path_of(name));
   } else if (name.ends_with(".safetensors")) {
-    fetch({{name, 0, said.bytes}});
-    found = content_hash(bytes_of(files_.map(name), 0, said.bytes));
+    fetch({{name, 0, recorded.bytes}});
+    found = content_hash(bytes_of(files_.map(name), 0, recorded.bytes));
   } else {
     found = content_hash(files_.text(name));
   }
-  if (found != said.hash)
-    refuse(name, fmt::format("its bytes are not those that were written: {} is {}", kAlgorithm, found),
-           "expected " + said.hash);
+  if (found != recorded.hash)
+    refuse(name, fmt::format("its bytes differ from those written: {} is {}", kAlgorithm, found),
+           "expected " + recorded.hash);
 }
 
 void Checksums::verify(const std::string& part, ChecksumsOf which) {
-  for (const auto& [name, said] : said_)
-    if (is_below(name, part) && (which == ChecksumsOf::all || !name.ends_with(".safetensors"))) verify_file(name, said);
+  for (const auto& [name, recorded] : recorded_)
+    if (is_below(name, part) && (which == ChecksumsOf::all || !name.ends_with(".safetensors")))
+      verify_file(name, recorded);
 }
 
 void Checksums::verify_sizes(const std::string& part) const {
-  for (const auto& [name, said] : said_)
-    if (is_below(name, part)) verify_size(name, said);
+  for (const auto& [name, recorded] : recorded_)
+    if (is_below(name, part)) verify_size(name, recorded);
 }
 
 void Checksums::warn_of_configs() {
-  for (const auto& [name, said] : said_)
-    if (is_config(name) && files_.size(name)) files_.remote() ? void(verify_size(name, said)) : verify_file(name, said);
+  for (const auto& [name, recorded] : recorded_)
+    if (is_config(name) && files_.size(name))
+      files_.remote() ? void(verify_size(name, recorded)) : verify_file(name, recorded);
 }
 
 void Checksums::verify_bytes(const std::string& name, uint64_t begin, uint64_t end) {
-  const auto found = said_.find(name);
-  if (found == said_.end()) {
+  const auto found = recorded_.find(name);
+  if (found == recorded_.end()) {
     if (files_.remote()) fetch({{name, begin, end}});
     bytes_read_ += end - begin;
     return;
   }
-  const FileChecksum& said = found->second;
-  end = std::min(end, said.bytes);
+  const FileChecksum& recorded = found->second;
+  end = std::min(end, recorded.bytes);
   if (begin >= end) return;
   std::vector<bool>& passed = passed_[name];
   if (passed.empty()) {
-    verify_size(name, said);
-    if (said.chunks.empty()) {
-      verify_file(name, said);
-      bytes_read_ += said.bytes;
+    verify_size(name, recorded);
+    if (recorded.chunks.empty()) {
+      verify_file(name, recorded);
+      bytes_read_ += recorded.bytes;
     }
-    passed.assign(std::max<size_t>(said.chunks.size(), 1), said.chunks.empty());
+    passed.assign(std::max<size_t>(recorded.chunks.size(), 1), recorded.chunks.empty());
   }
-  if (said.chunks.empty()) return;
+  if (recorded.chunks.empty()) return;
   const MappedFile& map = files_.map(name);
   for (uint64_t i = begin / chunk_bytes_; i <= (end - 1) / chunk_bytes_; ++i) {
     if (passed[i]) continue;
-    const uint64_t first = i * chunk_bytes_, last = first + std::min(chunk_bytes_, said.bytes - first);
+    const uint64_t first = i * chunk_bytes_, last = first + std::min(chunk_bytes_, recorded.bytes - first);
     if (files_.remote()) fetch({{name, first, last}});
-    if (const std::string hash = content_hash(bytes_of(map, first, last)); hash != said.chunks[i])
-      refuse(name,
-             fmt::format("its bytes are not those that were written: {} of bytes {} to {} is {}", kAlgorithm, first,
-                         last, hash),
-             "expected " + said.chunks[i]);
+    if (const std::string hash = content_hash(bytes_of(map, first, last)); hash != recorded.chunks[i])
+      refuse(
+          name,
+          fmt::format("its bytes differ from those written: {} of bytes {} to {} is {}", kAlgorithm, first, last, hash),
+          "expected " + recorded.chunks[i]);
     bytes_read_ += last - first;
     passed[i] = true;
   }
@@ -226,9 +228,9 @@ void verify_checksums(const std::string& folder, const std::string& part, Checks
 }
 
 bool matches_checksums(const std::string& path, const std::string& name, const std::string& checksums) {
-  const Json said = member(member(Json::parse(checksums, nullptr, false), "files"), name.c_str());
+  const Json recorded = member(member(Json::parse(checksums, nullptr, false), "files"), name.c_str());
   std::error_code ec;
-  return member(said, "bytes") == fs::file_size(path, ec) && !ec && member(said, "hash") == hash_of_file(path);
+  return member(recorded, "bytes") == fs::file_size(path, ec) && !ec && member(recorded, "hash") == hash_of_file(path);
 }
 
 void verify_component(const std::string& path) {

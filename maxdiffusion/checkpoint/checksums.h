@@ -76,13 +76,13 @@ class Checksums {
   /// Throws, or warns of a config.
   void refuse(const std::string& name, const std::string& found, const std::string& expected) const;
   /// Whether the size is right; false: of a config, which has been warned of.
-  bool verify_size(const std::string& name, const FileChecksum& said) const;
-  void verify_file(const std::string& name, const FileChecksum& said);
+  bool verify_size(const std::string& name, const FileChecksum& recorded) const;
+  void verify_file(const std::string& name, const FileChecksum& recorded);
 
   CheckpointFiles files_;
   std::string changed_config_;
   uint64_t chunk_bytes_ = kChunkBytes, bytes_read_ = 0;
-  FileChecksums said_;
+  FileChecksums recorded_;
   std::map<std::string, std::vector<bool>> passed_;  // chunks
 };
 

@@ -80,7 +80,7 @@ TEST(Checksums, AFlippedBitInAnyFileOfACheckpointIsNamed) {
     const Saved s;
     s.flip(name, f.file_size() - 1);
     const std::string e = fault([&] { verify_checksums(s.folder); });
-    EXPECT_NE(e.find(s.folder + "/" + name + "': its bytes are not those that were written"), std::string::npos) << e;
+    EXPECT_NE(e.find(s.folder + "/" + name + "': its bytes differ from those written"), std::string::npos) << e;
     ++files;
   }
   EXPECT_EQ(files, 5);  // weights, vocabulary, what `more` wrote, arrays and state.json
@@ -92,10 +92,10 @@ TEST(Checksums, ReadersOfACheckpointVerifyWhatTheyRead) {
   EXPECT_EQ(load_weights(s.folder + "/unet", wanted).at("w").view<float>()[3], 4);
   s.flip("unet/diffusion_pytorch_model.safetensors", 105);
   for (const char* path : {"/unet", "/unet/", "/unet/diffusion_pytorch_model.safetensors"})
-    EXPECT_NE(fault([&] { load_weights(s.folder + path, wanted); }).find("its bytes are not"), std::string::npos);
+    EXPECT_NE(fault([&] { load_weights(s.folder + path, wanted); }).find("its bytes differ"), std::string::npos);
   EXPECT_EQ(read_training_state(s.t / "checkpoints", 3).state.at("m").whole().view<float>()[3], 4);
   s.flip("training_state/arrays.safetensors", 105);
-  EXPECT_NE(fault([&] { read_training_state(s.t / "checkpoints", 3); }).find("arrays.safetensors': its bytes are not"),
+  EXPECT_NE(fault([&] { read_training_state(s.t / "checkpoints", 3); }).find("arrays.safetensors': its bytes differ"),
             std::string::npos);
 }
 

@@ -150,7 +150,7 @@ std::string local_checkpoint(const std::string& folder, CheckpointPart part, con
   if (!files.contains(kState)) {
     const std::string dir = fs::path(local).parent_path();
     check(step_of(step) && exists(marker(dir, *step_of(step))) && exists(local + "/" + kState) && !part_of(local),
-          Code::io, "'{}' is no checkpoint: it has no {}", shown(folder), kState);
+          Code::io, "'{}' is not a checkpoint: it has no {}", shown(folder), kState);
     return local;
   }
   // What is here is of the same checkpoint, or goes.
@@ -188,7 +188,7 @@ struct CheckpointUploads::Impl {
   /// this process has put.
   struct Upload {
     std::set<std::string> files;
-    bool cleared = false, told = false, all = false;
+    bool cleared = false, messages = false, all = false;
   };
   std::map<std::string, Upload> uploads;
   std::unique_ptr<PeriodicThread> thread;  // ends first, since it uses the others
@@ -204,7 +204,7 @@ struct CheckpointUploads::Impl {
     Upload& upload = uploads[key_of(step)];
     const auto before = steps.find(step);
     if (before != steps.end() && (!upload.cleared || before->second.contains(kState))) {
-      upload = {.files = {}, .told = upload.told};
+      upload = {.files = {}, .messages = upload.messages};
       remove_from_bucket(checkpoint_folder(dir, step), before->second.contains(kState));
     }
     upload.cleared = true;
@@ -258,10 +258,10 @@ struct CheckpointUploads::Impl {
     Span span("put checkpoint", step);
     const std::string key = key_of(step);
     const auto part = part_of(folder(step));
-    if (!uploads[key].all || (part && !uploads[key].told)) {
+    if (!uploads[key].all || (part && !uploads[key].messages)) {
       const Steps steps = steps_in_bucket(dir);
       clear(step, steps);
-      if (part && !std::exchange(uploads[key].told, true)) of.put(key + " go", "");
+      if (part && !std::exchange(uploads[key].messages, true)) of.put(key + " go", "");
       put_files(step, steps);
     }
     for (int64_t p = 1; part && p < of.processes; ++p)
@@ -306,14 +306,14 @@ struct CheckpointUploads::Impl {
         continue;
       }
       Upload& upload = uploads[part.token];
-      if (upload.told) continue;
+      if (upload.messages) continue;
       if (!upload.all && !of.get(part.token + " go")) {
         waits = true;
         continue;
       }
       put_files(step, {});
       of.put(fmt::format("{} there {}", part.token, of.process), "");
-      upload.told = true;
+      upload.messages = true;
     }
     return waits;
   }
@@ -382,25 +382,25 @@ void flush_pending_uploads(const std::string& checkpoint_dir, const CheckpointPr
     }
     in_bucket = whole(steps_in_bucket(checkpoint_dir));
   });
-  const std::vector<std::string> told = of.gather(nlohmann::json(own).dump());
+  const std::vector<std::string> messages = of.gather(nlohmann::json(own).dump());
   for (int64_t step : of.is_coordinator() ? waiting(u.local) : std::vector<int64_t>()) {
     const auto part = part_of(u.folder(step));
     const bool old = !in_bucket.empty() && step <= in_bucket.back();
     std::string why;
     if (part && part->processes != of.processes)
-      why = fmt::format("{} processes have made it, and {} are here", part->processes, of.processes);
-    for (size_t p = 1; part && why.empty() && p < told.size(); ++p) {
-      const auto has = parse_json(told[p]).get<std::map<int64_t, std::string>>();
+      why = fmt::format("{} processes wrote it; this run has {}", part->processes, of.processes);
+    for (size_t p = 1; part && why.empty() && p < messages.size(); ++p) {
+      const auto has = parse_json(messages[p]).get<std::map<int64_t, std::string>>();
       if (const auto found = has.find(step); found == has.end() || found->second != part->token)
-        why = fmt::format("process {} does not have its part of it any more", p);
+        why = fmt::format("process {} no longer has its part", p);
     }
     if (!old && why.empty()) {
-      log_info("checkpoint {} of an earlier run waits to be put into {}", step, shown(checkpoint_dir));
+      log_info("checkpoint {} of an earlier run is uploaded to {}", step, shown(checkpoint_dir));
       continue;
     }
     if (!old)
-      log_warning("checkpoint {} of an earlier run, which waits on this machine to be put into {}, is given up: {}",
-                  step, shown(checkpoint_dir), why);
+      log_warning("checkpoint {} of an earlier run, not yet uploaded to {}, is discarded: {}", step,
+                  shown(checkpoint_dir), why);
     u.end(step);
     if (part) remove_folder(u.folder(step));
   }
@@ -428,8 +428,8 @@ CheckpointUploads::CheckpointUploads(const std::string& checkpoint_dir, int keep
       const bool part = part_of(u.folder(step)).has_value();
       if (part && (whole(steps).empty() || step > whole(steps).back()))
         log_warning(
-            "checkpoint {} of an earlier run, of which a part waits on this machine to be put into {}, is given up: it "
-            "takes the processes that have made it",
+            "checkpoint {} of an earlier run, of which a part is not yet uploaded to {}, is discarded: it needs the "
+            "processes that wrote it",
             step, shown(u.dir));
       remove_file(marker(u.local, step));
       if (part) remove_folder(u.folder(step));
@@ -440,10 +440,11 @@ CheckpointUploads::CheckpointUploads(const std::string& checkpoint_dir, int keep
       log_info("checkpoint {}: removing what an interrupted run left in {}", step, shown(u.dir));
       remove_from_bucket(checkpoint_folder(u.dir, step), false);
     }
-    for (int64_t step : left) log_info("checkpoint {} of an earlier run waits to be put into {}", step, shown(u.dir));
+    for (int64_t step : left) log_info("checkpoint {} of an earlier run is uploaded to {}", step, shown(u.dir));
   }
-  u.thread = std::make_unique<PeriodicThread>(fmt::format("checkpoints for {} wait in '{}'", shown(u.dir), u.local),
-                                              kPeriod, [&u] { return u.put_all(); });
+  u.thread =
+      std::make_unique<PeriodicThread>(fmt::format("checkpoints for {} wait for upload in '{}'", shown(u.dir), u.local),
+                                       kPeriod, [&u] { return u.put_all(); });
   if (!left.empty()) u.thread->trigger();
 }
 
@@ -471,14 +472,13 @@ void CheckpointUploads::finish() {
       u.thread->while_idle([&] { u.put_together(); });
   } catch (Error& e) {
     const std::vector<int64_t> left = waiting(u.local);
-    const std::string where =
-        u.of.alone() ? fmt::format("checkpoint {} is whole in '{}' on this machine; the same command",
-                                   left.empty() ? 0 : left.back(), u.local)
-                     : fmt::format(
-                           "each process has its part of the newest checkpoint, this one in '{}'; the same "
-                           "command, with as many processes on these machines,",
-                           u.local);
-    throw e.note(fmt::format("{} puts it into {} and goes on from there", where, shown(u.dir)));
+    const std::string where = u.of.alone() ? fmt::format("checkpoint {} is whole in '{}'; the same command",
+                                                         left.empty() ? 0 : left.back(), u.local)
+                                           : fmt::format(
+                                                 "each process has its part of the newest checkpoint, this one in "
+                                                 "'{}'; the same command, with as many processes on the same machines,",
+                                                 u.local);
+    throw e.note(fmt::format("{} uploads it to {} and resumes from it", where, shown(u.dir)));
   }
 }
 

@@ -44,15 +44,15 @@ void refuse_others(const std::string& file, std::string_view begin) {
   const auto letter = [](char c) { return (c >= ' ' && c <= '~') || c == '\n' || c == '\r' || c == '\t'; };
   if (!std::ranges::all_of(begin.substr(0, kLengthBytes), letter)) return;
   if (begin.starts_with("version https://git-lfs"))
-    throw Error(Code::io, fmt::format("read '{}': a pointer of git-lfs, not the file that it stands for", file))
+    throw Error(Code::io, fmt::format("read '{}': a git-lfs pointer; expected the file itself", file))
         .note("try: git lfs pull, in the folder that was cloned");
   std::string first(begin.substr(0, begin.find_first_of("\r\n")));
   std::string lower = first;
   std::ranges::transform(lower, lower.begin(), [](char c) { return static_cast<char>(std::tolower(c)); });
   if (lower.starts_with("<!doctype html") || lower.starts_with("<html"))
-    throw Error(Code::io, fmt::format("read '{}': a page of HTML, as a server sends in place of a file", file))
-        .note("try: fetch the file again, by the address that its download button has");
-  fail(Code::io, "read '{}': a text that begins with '{}', not safetensors", file, first);
+    throw Error(Code::io, fmt::format("read '{}': an HTML page; expected safetensors", file))
+        .note("try: the address of the file's download button");
+  fail(Code::io, "read '{}': a text that begins with '{}'; expected safetensors", file, first);
 }
 
 /// JSON in which no object names a key twice at `unique_depth` or above; nlohmann would keep the last one silently.
@@ -199,7 +199,7 @@ std::map<std::string, std::string> read_weight_map(const std::string& file) {
     auto s = shard.get<std::string>();
     // A shard is in the folder of its index: anything else could name any file of this machine.
     if (s.empty() || s == "." || s == ".." || s.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos)
-      refuse(file, fmt::format("the index gives '{}' for '{}'; a shard must be a file beside the index", s, name));
+      refuse(file, fmt::format("the index gives '{}' for '{}'; expected a file in the folder of the index", s, name));
     shard_of[name] = s;
   }
   return shard_of;
@@ -218,7 +218,7 @@ std::string conversion_of(const std::string& file) {
   return fmt::format(
       "try: convert it in Python, with save_pretrained of diffusers or safetensors.torch.save_file(torch.load('{}', "
       "map_location='cpu', weights_only=True), 'NAME.safetensors'); of a whole model's .ckpt save the member "
-      "'state_dict', without what is no tensor",
+      "'state_dict', without what is not a tensor",
       file);
 }
 
@@ -259,10 +259,10 @@ std::string find_in_folder(const std::string& folder) {
   for (const std::string& name : here)
     if (const std::string variant = variant_of(name); !variant.empty()) variants.insert(variant);
   check(variants.size() < 2, Code::io,
-        "read '{}': the folder holds weights of the variants {} and no plain ones; say by variant= which", folder,
-        fmt::join(variants, ", "));
+        "read '{}': the folder holds weights of the variants {} and no plain ones; expected one of them in variant=",
+        folder, fmt::join(variants, ", "));
   if (!variants.empty()) {
-    log_info("'{}' holds weights of the variant {} alone, which are taken", folder, *variants.begin());
+    log_info("'{}' holds weights of the variant {} only; these are used", folder, *variants.begin());
     return file_of_variant(folder, *variants.begin());
   }
   Error e(Code::io, fmt::format("read '{}': the folder holds no diffusion_pytorch_model.safetensors, "
@@ -278,9 +278,9 @@ std::string find_in_folder(const std::string& folder) {
     e.note("try: this is a whole pipeline; name one of its folders, such as unet, vae or text_encoder");
   } else if (f = first([](auto& s) { return ends_with(s, ".safetensors") || ends_with(s, ".safetensors.index.json"); });
              f != here.end()) {
-    e.note(fmt::format("try: '{}' is there, under another name; give the path of that file itself", *f));
+    e.note(fmt::format("try: the path of '{}' itself", *f));
   } else if (f = first([](auto& s) { return is_pickled(s) || ends_with(s, ".msgpack"); }); f != here.end()) {
-    e.note(fmt::format("'{}' is there, which is not read here", *f)).note(conversion_of(folder + "/" + *f));
+    e.note(fmt::format("it holds '{}', which is not supported", *f)).note(conversion_of(folder + "/" + *f));
   } else {
     e.note(here.empty() ? std::string("found: nothing")
                         : fmt::format("found: {}",
@@ -312,7 +312,7 @@ SafetensorsReader SafetensorsReader::open(const std::string& path) {
   std::error_code ec;
   const std::string file = fs::is_directory(path, ec) ? find_in_folder(path) : path;
   if (is_pickled(file) && exists(file))
-    throw Error(Code::io, fmt::format("read '{}': a pickled file; only safetensors are read", file))
+    throw Error(Code::io, fmt::format("read '{}': a pickled file; expected safetensors", file))
         .note(conversion_of(file));
   if (!ends_with(file, ".json")) return of(file, map_file(file));
   std::map<std::string, OneFile> shards;

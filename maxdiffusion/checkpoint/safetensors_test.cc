@@ -240,9 +240,9 @@ TEST(ShardedSafetensors, IndexIsCheckedAgainstTheShards) {
       has(with_index(R"({"weight_map":{"a":"gone.safetensors"}})"), "shard 'gone.safetensors', which is missing"));
   EXPECT_TRUE(has(with_index(R"({"weight_map":{"a":"s.safetensors","c":"s.safetensors"}})"), "does not hold it"));
   EXPECT_TRUE(has(with_index(R"({"weight_map":{"a":"s.safetensors"}})"), "holds 'b', which the index does not name"));
-  EXPECT_TRUE(has(with_index(R"({"weight_map":{"a":"../s.safetensors"}})"), "a file beside the index"));
-  EXPECT_TRUE(has(with_index(R"({"weight_map":{"a":"/etc/passwd"}})"), "a file beside the index"));
-  EXPECT_TRUE(has(with_index(R"({"weight_map":{"a":".."}})"), "a file beside the index"));
+  EXPECT_TRUE(has(with_index(R"({"weight_map":{"a":"../s.safetensors"}})"), "a file in the folder of the index"));
+  EXPECT_TRUE(has(with_index(R"({"weight_map":{"a":"/etc/passwd"}})"), "a file in the folder of the index"));
+  EXPECT_TRUE(has(with_index(R"({"weight_map":{"a":".."}})"), "a file in the folder of the index"));
   EXPECT_TRUE(has(with_index(R"({"weight_map":{"a":3}})"), "not a file name"));
   EXPECT_TRUE(has(with_index(R"({"weight_map":{"a":"s.safetensors","a":"s.safetensors"}})"), "twice"));
   EXPECT_TRUE(has(with_index(R"({"metadata":{}})"), "no 'weight_map'"));
@@ -267,7 +267,8 @@ TEST(SafetensorsReader, TakesTheOnlyVariantOfAFolder) {
   EXPECT_EQ(file_of_variant(t.path(), "fp16"), t / "model.fp16.safetensors");
   EXPECT_EQ(file_of_variant(t.path(), "fp8"), "");
   write_safetensors(t / "model.bf16.safetensors", all_types());
-  EXPECT_TRUE(has(open_error(t.path()), "of the variants bf16, fp16 and no plain ones; say by variant= which"));
+  EXPECT_TRUE(
+      has(open_error(t.path()), "of the variants bf16, fp16 and no plain ones; expected one of them in variant="));
   write_safetensors(t / "model.safetensors", all_types());
   expect_same(SafetensorsReader::open(t.path()).tensors(), all_types());
   fs::remove(t / "model.safetensors");

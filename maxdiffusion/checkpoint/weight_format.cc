@@ -32,8 +32,8 @@ bool is_scale_extra(const std::string& tensor) {
          tensor.ends_with(".scaled_fp8");
 }
 
-HostArray times_scale(const HostArray& values, const std::vector<HostArray>& beside, const std::string& tensor) {
-  const HostArray &scale = beside.at(0), factors = scale.cast(DType::f32);
+HostArray times_scale(const HostArray& values, const std::vector<HostArray>& companions, const std::string& tensor) {
+  const HostArray &scale = companions.at(0), factors = scale.cast(DType::f32);
   const int64_t count = scale.shape().elements(), rows = values.dims().empty() ? 1 : values.dims()[0];
   check(is_float(scale.dtype()) && (count == 1 || count == rows), Code::io,
         "'{}' is {} and its scale {}; expected one number, or one for each of {} rows", tensor,
@@ -53,7 +53,7 @@ constexpr WeightFormat kFormats[] = {{"scaled float8", scale_beside, is_scale_ex
 
 FoundFormat format_of(const HostArrays& file, const std::string& tensor) {
   for (const WeightFormat& f : kFormats)
-    if (auto beside = f.beside(file, tensor)) return {&f, std::move(*beside)};
+    if (auto companions = f.companions(file, tensor)) return {&f, std::move(*companions)};
   return {};
 }
 

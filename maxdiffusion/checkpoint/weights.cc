@@ -69,12 +69,12 @@ std::string listed(const std::vector<std::string>& names) {
 struct Taken {
   HostArray array;
   WeightAlias from = {};
-  Dims dims = {};                        // of what is made of it
-  const WeightFormat* format = nullptr;  // of the array; null: it is plain
-  std::vector<HostArray> beside = {};    // what the format reads it with
+  Dims dims = {};                          // of what is made of it
+  const WeightFormat* format = nullptr;    // of the array; null: it is plain
+  std::vector<HostArray> companions = {};  // what the format reads it with
 
   HostArray read(DType type) const {
-    const HostArray values = format ? format->dequantize(array, beside, from.whole()) : array;
+    const HostArray values = format ? format->dequantize(array, companions, from.whole()) : array;
     const HostArray as_wanted = select_parts(values, from.part, from.parts).cast(type);
     HostArray out = from.transposed ? transposed(as_wanted) : as_wanted.reshaped(dims);
     if (out.owner() != array.owner()) release_pages(array.data(), array.bytes());
@@ -109,14 +109,14 @@ class Matcher {
         (array.dtype() != shape.dtype && !(is_float(array.dtype()) && is_float(shape.dtype)))) {
       if (options_.misfits) options_.misfits->push_back({name, wanted, without_trailing_ones(array.dims())});
       other_shape_.push_back(
-          fmt::format("'{}' is {} in '{}', the model wants {}{}", key, to_string(array.shape()), file_.file_of(key),
+          fmt::format("'{}' is {} in '{}'; the model needs {}{}", key, to_string(array.shape()), file_.file_of(key),
                       found->parts > 1 ? fmt::format("of {} equal parts ", found->parts) : "", to_string(shape)));
       return {};
     }
     const FoundFormat format = format_of(file_.tensors(), key);
     Taken taken{array, *found, shape.dims, format.format};
-    for (const std::string& other : format.beside) {
-      taken.beside.push_back(file_.tensors().at(other));
+    for (const std::string& other : format.companions) {
+      taken.companions.push_back(file_.tensors().at(other));
       unused_.erase(other);
       if (options_.taken) options_.taken->insert(other);
     }

@@ -237,10 +237,10 @@ WeightAlias original_of(const Part& part, const std::string& name, const std::st
     for (const WeightAlias& other : part.weight_names.of(name))
       if (other.prefix == prefix) return other;
   fail(Code::invalid_config, "{}: '{}' has no name in the original layout{}", part.name, name,
-       prefix.empty() ? "" : " behind '" + prefix + "'");
+       prefix.empty() ? "" : " with the prefix '" + prefix + "'");
 }
 
-/// `values` under the original names, as a file holds them; parts of one array are put together when it is written.
+/// `values` under the original names, as a file holds them; parts of one array are joined when it is written.
 void add_original(const Part& part, const ArraysToWrite& values, const std::string& prefix, ArraysToWrite& out) {
   struct Parts {
     int64_t parts;
@@ -295,8 +295,7 @@ class Writer {
 
   void single_file(const std::string& to) {
     check(!s_.loras.empty() || !exists(s_.path + "/" + kLora), Code::invalid_config,
-          "'{}' holds LoRA matrices beside the weights, which a single file does not; lora merge puts them in",
-          s_.path);
+          "'{}' holds LoRA matrices, which a single file cannot hold; try: lora merge", s_.path);
     check(!whole_ || !s_.single_file.prefixes.empty(), Code::invalid_config,
           "models of '{}' have no single-file layout; give component=NAME, or format=diffusers", s_.path);
     ArraysToWrite out = to_write(whole_ ? s_.single_file.extra_tensors : HostArrays());
@@ -310,13 +309,13 @@ class Writer {
     }
     finish_reading();
     if (!left.empty())
-      log_warning("such files do not hold {}; component=NAME writes one part alone", fmt::join(left, ", "));
+      log_warning("{}: not written: single files do not hold it; component=NAME writes it alone",
+                  fmt::join(left, ", "));
     const fs::path parent = fs::path(to).parent_path();
     if (!parent.empty()) make_folders(parent.string());
     write_safetensors(to, out);
     log_info("{}: {} tensors in the original layout", to, out.size());
-    if (whole_)
-      log_info("where its sizes are not those of a published model, single_file_config={} says them", s_.path);
+    if (whole_) log_info("for a model whose sizes are not published, read it with single_file_config={}", s_.path);
   }
 
   void diffusers(const std::string& to) {
@@ -357,7 +356,7 @@ class Writer {
   }
   void finish_reading() const {
     check(k_.ema || replaced_ > 0, Code::invalid_config,
-          "ema=false, but '{}' has no averaged weights beside which there could be others", s_.path);
+          "ema=false: '{}' has no averaged weights; expected a checkpoint of a run with ema_decay", s_.path);
   }
 
   const Source& s_;
@@ -379,8 +378,7 @@ ArraysToWrite stored_values(const ModelFolder& folder, const std::string& compon
 void convert(const std::string& given, const std::string& to, const ConvertKeys& k,
              const std::optional<LoraKeys>& loras) {
   if (is_remote(to)) {
-    check(list_all_files(to).empty(), Code::invalid_config, "'{}' is there already; remove it or give another name",
-          shown(to));
+    check(list_all_files(to).empty(), Code::invalid_config, "'{}' exists; expected a new name", shown(to));
     remove_folder(local_cache_path(to));
     make_folders(fs::path(local_cache_path(to)).parent_path());
     convert(given, local_cache_path(to), k, loras);
@@ -393,15 +391,15 @@ void convert(const std::string& given, const std::string& to, const ConvertKeys&
   for (const char* other : {".ckpt", ".pt", ".pth", ".bin", ".gguf"})
     check(!to.ends_with(other), Code::invalid_config,
           "'{}': {} files are not written; expected a name that ends in .safetensors, or a folder", to, other);
-  check(!exists(to), Code::invalid_config, "'{}' is there already; remove it or give another name", to);
+  check(!exists(to), Code::invalid_config, "'{}' exists; expected a new name", to);
   if (!k.dtype.empty()) parse_float_dtype("dtype", k.dtype);
   const Source s = open_source(from, k, loras);
-  check(!is_inside(to, s.path), Code::invalid_config, "'{}' is inside of '{}', which is read; give a place outside", to,
+  check(!is_inside(to, s.path), Code::invalid_config, "'{}' is inside of '{}', the input; expected a place outside", to,
         s.path);
   check(!loras || !s.loras.empty(), Code::invalid_config,
-        "there are no LoRA files to put in: give lora_files=FILE, or a checkpoint that was trained with train_lora");
+        "lora_files is empty; expected a LoRA file, or a checkpoint that was trained with train_lora");
   check(k.ema || exists(s.path + "/training_state/state.json"), Code::invalid_config,
-        "ema=false is of a run's checkpoints, and '{}' is none", from);
+        "ema=false: '{}' is not a checkpoint of a run", from);
   Writer writer(s, k);
   single ? writer.single_file(to) : writer.diffusers(to);
 }

@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 
 void check_new(const std::string& path) {
-  check(!exists(path), Code::invalid_config, "'{}' is there already; remove it or give another name", path);
+  check(!exists(path), Code::invalid_config, "'{}' exists; expected a new name", path);
   check(path.ends_with(".safetensors"), Code::invalid_config, "'{}' does not end in .safetensors", path);
 }
 
@@ -124,8 +124,8 @@ void extract_lora(const std::string& base, const std::string& tuned, const std::
   parse_float_dtype("dtype", k.dtype);
   check_new(to);
   const ModelFolder a = open_folder(base, k.folder), b = open_folder(tuned, k.folder);
-  check(a.pipeline() == b.pipeline(), Code::invalid_config, "'{}' is a {}, '{}' a {}; a difference needs two of a kind",
-        base, a.pipeline(), tuned, b.pipeline());
+  check(a.pipeline() == b.pipeline(), Code::invalid_config,
+        "'{}' is a {}, '{}' a {}; expected two model folders of one class", base, a.pipeline(), tuned, b.pipeline());
   const auto family = make_family(a);
   LoraFile lora{.name = to};
   for (const std::string& component : lora_components(*family)) {
@@ -133,15 +133,15 @@ void extract_lora(const std::string& base, const std::string& tuned, const std::
     for (const auto& [name, array] : before) {
       const auto found = after.find(name);
       check(found != after.end() && found->second.shape.dims == array.shape.dims, Code::io,
-            "{} of '{}' and '{}' are of different sizes, '{}' among them", component, base, tuned, name);
+            "{} of '{}' and '{}': '{}' differs in shape; expected the same shapes", component, base, tuned, name);
     }
     Extracted e = extract(before, after, k);
     if (!e.pairs.empty() || !e.left.empty())
       log_info("{}: {} pairs of matrices keep {:.2f} % of the difference (sum of squares)", component, e.pairs.size(),
                e.all > 0 ? 100 * e.kept / e.all : 100.0);
     if (!e.left.empty())
-      log_warning("{}: {} more tensors differ, which the file leaves out{}: {}{}", component, e.left.size(),
-                  k.conv_rank == 0 ? " (conv_rank=N takes convolutions)" : "",
+      log_warning("{}: {} more tensors differ and are not in the file{}: {}{}", component, e.left.size(),
+                  k.conv_rank == 0 ? " (conv_rank=N adds convolutions)" : "",
                   fmt::join(e.left.begin(), e.left.begin() + std::min<long>(std::ssize(e.left), 5), ", "),
                   e.left.size() > 5 ? ", …" : "");
     if (!e.pairs.empty()) lora.pairs[component] = std::move(e.pairs);
@@ -206,7 +206,7 @@ void print_lora(const std::string& path) {
   fmt::print("{}: {:.1f} MB\n", path, static_cast<double>(fs::file_size(path)) / 1e6);
   for (const auto& [name, p] : parts)
     fmt::print("{}: {} pairs\n  rank: {}\n  alpha: {}\n  type: {}\n  targets: {}\n", name.empty() ? "all" : name,
-               p.pairs, counted(p.ranks), p.alphas.empty() ? "not said: the rank" : counted(p.alphas), counted(p.types),
+               p.pairs, counted(p.ranks), p.alphas.empty() ? "absent: the rank" : counted(p.alphas), counted(p.types),
                counted(p.targets));
   if (!file.others.empty()) fmt::print("other tensors: {}\n", file.others.size());
   for (const auto& [key, value] : file.metadata) fmt::print("metadata {}: {}\n", key, value);

@@ -26,7 +26,7 @@ Outputs::Outputs(const RunInfo& run) {
   std::vector<RemoteSync::Pair> pairs;
   if (is_remote(run.place)) {
     log_info("{} is made in '{}' on this machine", shown(run.place), run.folder);
-    claim_.emplace(run.place, this_process());
+    lease_.emplace(run.place, this_process());
     const size_t root = split_location(below(run.place, "")).path.size();
     for (const FoundFile& f : list_all_files(run.place)) {
       const std::string name = split_location(f.location).path.substr(root);
@@ -41,24 +41,24 @@ Outputs::Outputs(const RunInfo& run) {
     pairs.push_back({local, location});
   }
   if (pairs.empty()) return;
-  mirror_ = std::make_unique<RemoteSync>(std::move(pairs), std::set<std::string>{"checkpoints", "cache"});
+  sync_ = std::make_unique<RemoteSync>(std::move(pairs), std::set<std::string>{"checkpoints", "cache"});
 }
 
 std::function<void()> Outputs::flushed() const {
-  if (!mirror_) return {};
-  return [this] { mirror_->changed(); };
+  if (!sync_) return {};
+  return [this] { sync_->changed(); };
 }
 
 std::function<void()> Outputs::before_commit() const {
-  if (!mirror_) return {};
+  if (!sync_) return {};
   return [this] {
-    mirror_->settle();
-    if (claim_) claim_->check();
+    sync_->settle();
+    if (lease_) lease_->check();
   };
 }
 
 void Outputs::finish() {
-  if (mirror_) mirror_->settle();
+  if (sync_) sync_->settle();
 }
 
 void check_outputs(const RunInfo& run, const std::string& cache_dir) {

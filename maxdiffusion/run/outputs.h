@@ -28,8 +28,8 @@ class Outputs {
 
  private:
   std::optional<RunLock> lock_;
-  std::optional<Lease> claim_;
-  std::unique_ptr<RemoteSync> mirror_;
+  std::optional<Lease> lease_;
+  std::unique_ptr<RemoteSync> sync_;
 };
 
 /// Throws io, naming the key, where an output of a run cannot be written. `cache_dir`: of what is encoded once; may be

@@ -7,15 +7,15 @@
 namespace md {
 
 Phase::Phase(std::string name, std::string file) : name_(std::move(name)), file_(std::move(file)) {
-  tell(fmt::format("Starting: {}...", name_));
+  write(fmt::format("Starting: {}...", name_));
 }
 
 Phase::~Phase() {
-  tell(fmt::format("Finished: {} - Duration: {:.4f} seconds", name_,
-                   std::chrono::duration<double>(Clock::now() - start_).count()));
+  write(fmt::format("Finished: {} - Duration: {:.4f} seconds", name_,
+                    std::chrono::duration<double>(Clock::now() - start_).count()));
 }
 
-void Phase::tell(const std::string& line) {
+void Phase::write(const std::string& line) {
   log_info("{}", line);
   if (file_.empty()) return;
   try {

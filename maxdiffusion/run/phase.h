@@ -16,7 +16,7 @@ class Phase {
 
  private:
   using Clock = std::chrono::steady_clock;
-  void tell(const std::string& line);
+  void write(const std::string& line);
   std::string name_, file_;
   Clock::time_point start_ = Clock::now();
 };

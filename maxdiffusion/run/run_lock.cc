@@ -30,7 +30,7 @@ RunLock::RunLock(const std::string& folder, std::chrono::seconds patience) {
   fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
   check(fd_ >= 0, Code::io, "open '{}': {}", path, std::strerror(errno));
   const auto end = std::chrono::steady_clock::now() + patience;
-  for (bool told = false; ::flock(fd_, LOCK_EX | LOCK_NB) != 0; told = true) {
+  for (bool waiting = false; ::flock(fd_, LOCK_EX | LOCK_NB) != 0; waiting = true) {
     const int error = errno;
     if (error != EWOULDBLOCK) {  // a file system without locks
       ::close(fd_);
@@ -39,7 +39,7 @@ RunLock::RunLock(const std::string& folder, std::chrono::seconds patience) {
       return;
     }
     if (std::chrono::steady_clock::now() < end) {  // it may be ending
-      if (!told) log_info("'{}' is in use; waiting up to {} s for the run there to end", folder, patience.count());
+      if (!waiting) log_info("'{}' is in use; waiting up to {} s for the run there to end", folder, patience.count());
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       continue;
     }

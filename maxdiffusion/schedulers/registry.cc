@@ -97,6 +97,14 @@ nlohmann::json parse_scheduler_config(const std::string& text) {
   }
 }
 
+/// The classes, first that which `name` misspells. All end alike, so a near name with another beginning is another
+/// sampler: LMSDiscreteScheduler is no HeunDiscreteScheduler.
+static std::string nearest_classes_first(const std::string& name) {
+  constexpr size_t kBeginning = 2;
+  const std::string near = nearest(name, scheduler_names());
+  return nearest_first(near.substr(0, kBeginning) == name.substr(0, kBeginning) ? near : "", scheduler_names());
+}
+
 std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& given, const SampleFacts& facts) {
   check(given.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", given.dump());
   const std::string name = field<std::string>(given, "_class_name", "");
@@ -106,7 +114,7 @@ std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& given, const Sam
   if (const std::string plain = name.starts_with("Flax") ? name.substr(4) : name; !sampler)
     throw Error(Code::invalid_config,
                 fmt::format("scheduler config: the sampler {} is not supported; expected one of: {}", plain,
-                            nearest_first(plain, scheduler_names())))
+                            nearest_classes_first(plain)))
         .note("try: scheduler=NAME, which samples with another: " +
               fmt::format("{}", fmt::join(sampler_names(), ", ")));
   require_off(given, {"thresholding", "use_beta_sigmas"});

@@ -170,7 +170,15 @@ TEST(Schedulers, NamesAreKnownWithAndWithoutFlax) {
   EXPECT_EQ(make_scheduler(euler({{"_class_name", "FlaxEulerDiscreteScheduler"}}))->name(), "EulerDiscreteScheduler");
   const auto what = refusal([] { make_scheduler({{"_class_name", "HeunDiscreteScheduler"}}); });
   EXPECT_THAT(what, HasSubstr("the sampler HeunDiscreteScheduler is not supported; expected one of: "
-                              "LMSDiscreteScheduler, DDPMScheduler, "));
+                              "DDPMScheduler, "));
+  EXPECT_THAT(refusal([] {
+                make_scheduler({{"_class_name", "HeunDiscretScheduler"}});
+              }),
+              HasSubstr("expected one of: DDPMScheduler, "));
+  EXPECT_THAT(refusal([] {
+                make_scheduler({{"_class_name", "LMSDiscretScheduler"}});
+              }),
+              HasSubstr("expected one of: LMSDiscreteScheduler, DDPMScheduler, "));
   EXPECT_THAT(refusal([] { make_scheduler(json::object()); }), HasSubstr("_class_name is missing"));
 }
 

@@ -13,7 +13,7 @@ namespace md {
 namespace {
 
 /// Names of keys that change how fast a run is, what it says and what it writes, not what is learned.
-std::set<std::string> beside_learning() {
+std::set<std::string> without_effect_on_training() {
   std::set<std::string> names = {"attention",
                                  "remat_policy",
                                  "names_which_can_be_saved",
@@ -70,7 +70,7 @@ std::optional<RunConfig> config_of_run(const RunInfo& run) {
     file = config_file(run);
     if (!file.empty()) return keys_of(get_text(file));
   } catch (const Error& e) {
-    log_warning("{}: what the run did before is not known: {}", shown(file), e.what());
+    log_warning("{}: the run's former keys cannot be read: {}", shown(file), e.what());
   }
   return std::nullopt;
 }
@@ -82,17 +82,17 @@ void report_changed_keys(const RunInfo& run) {
   RunConfig now = keys_of(run.config_yaml);
   KeyList old_keys, new_keys;
   old_keys.add(*before), new_keys.add(now);
-  const std::set<std::string> beside = beside_learning();
+  const std::set<std::string> unimportant = without_effect_on_training();
   std::string others;
   for (size_t i = 0; i < new_keys.keys().size(); ++i) {
     const ConfigKey& key = new_keys.keys()[i];
     const std::string is = key.print(), was = old_keys.keys()[i].print();
     if (is == was || key.name == "seed" || (key.type == "text" && same_place(is, was))) continue;
     const std::string line = fmt::format("{} is {}, was {}", key.name, shortened(is, 80), shortened(was, 80));
-    if (beside.contains(key.name))
+    if (unimportant.contains(key.name))
       others += (others.empty() ? "" : "; ") + line;
     else
-      log_warning("{} in {}; the run goes on with the new value", line, shown(config_file(run)));
+      log_warning("{} in {}; the new value is used", line, shown(config_file(run)));
   }
   if (!others.empty()) log_info("{} in {}", others, shown(config_file(run)));
 }

@@ -73,14 +73,14 @@ const std::vector<std::string_view> kImageOptions = {
 const std::vector<Rule>& exclusive() {
   static const std::vector<Rule> rules = {
       {"DreamBooth", {"replay_batches", "train_new_vae", "caption_dropout", "snr_gamma"}, "it has two losses a step"},
-      {"DreamBooth", {"max_train_samples", "random_flip", "random_crop"}, "it takes every image of both folders whole"},
+      {"DreamBooth", {"max_train_samples", "random_flip", "random_crop"}, "every image of both folders is used whole"},
       {"DreamBooth", kImageOptions, "its images are squares of one size"},
       {"replay_batches",
        {"caption_dropout", "noise_offset", "input_perturbation", "timestep_bias", "train_new_vae"},
-       "the file holds what would be drawn"},
-      {"replay_batches", {"train_text_encoder"}, "the file holds what the text encoder has made"},
+       "the file holds these random numbers"},
+      {"replay_batches", {"train_text_encoder"}, "the file holds the text encoder's output"},
       {"replay_batches", kImageOptions, "the file holds latents"},
-      {"replay_batches", {"eval_every"}, "the file says nothing of captions and images"},
+      {"replay_batches", {"eval_every"}, "the file has no captions and images"},
       {"encoded records", kImageOptions, "records hold latents"},
       {"encoded records", {"center_crop", "random_crop", "random_flip"}, "records hold latents"},
       {"encoded records", {"caption_dropout"}, "the embedding of the empty caption is not known"},
@@ -88,13 +88,13 @@ const std::vector<Rule>& exclusive() {
        {"cache_latents_text_encoder_outputs"},
        "Cannot train text encoder and cache text encoder outputs. Set either train_text_encoder or "
        "cache_latents_text_encoder_outputs to False"},
-      {"train_expert=both", {"train_text_encoder"}, "the text encoder would learn in the turns of both"},
-      {"train_expert=both", {"lora_init"}, "a file holds the matrices of one"},
-      {"train_new_vae", {"enable_bucket", "frame_buckets"}, "the autoencoder learns from images of one size"},
+      {"train_expert=both", {"train_text_encoder"}, "the text encoder would be trained with both experts"},
+      {"train_expert=both", {"lora_init"}, "a LoRA file holds the matrices of one expert"},
+      {"train_new_vae", {"enable_bucket", "frame_buckets"}, "the autoencoder is trained on images of one size"},
       {"train_new_vae", {"cache_latents_text_encoder_outputs=false"}, "the scale of its latents would not be known"},
-      {"train_new_vae", {"vae_file"}, "the one starts from random weights, the other names some"},
-      {"train_new_unet", {"unet_checkpoint"}, "the one starts from random weights, the other names some"},
-      {"train_new_unet", {"train_lora"}, "its matrices change weights that are known, and a checkpoint names them"},
+      {"train_new_vae", {"vae_file"}, "one starts from random weights, the other loads weights"},
+      {"train_new_unet", {"unet_checkpoint"}, "one starts from random weights, the other loads weights"},
+      {"train_new_unet", {"train_lora"}, "LoRA needs pretrained weights, to which its files belong"},
       {"conditioning_data_dir", {"alpha_mask"}, "masks come from one of them"},
   };
   return rules;
@@ -106,12 +106,12 @@ const std::vector<Rule>& needs() {
       {"DreamBooth", {"class_data_dir"}, "a folder for images of the subject's class"},
       {"DreamBooth", {"instance_prompt"}, "the caption of the subject"},
       {"DreamBooth", {"class_prompt"}, "the caption of its class"},
-      {"lora_init", {"train_lora"}, "there are no matrices to start otherwise"},
-      {"conditioning_data_dir", {"masked_loss"}, "masks are not used otherwise"},
+      {"lora_init", {"train_lora"}, "without it there are no matrices"},
+      {"conditioning_data_dir", {"masked_loss"}, "without it masks are not used"},
       {"masked_loss", {"alpha_mask", "conditioning_data_dir"}, "masks come from there"},
       {"eval_every", {"eval_data_dir"}, "held-out data is read from there"},
-      {"enable_generate_video_for_eval", {"eval_every"}, "samples are drawn after each evaluation"},
-      {"enable_generate_video_for_eval", {"prompt"}, "that is what is drawn"},
+      {"enable_generate_video_for_eval", {"eval_every"}, "samples are generated after each evaluation"},
+      {"enable_generate_video_for_eval", {"prompt"}, "it names the samples"},
       {"enable_ssim", {"prompt"}, "its sample before training is compared with that after"},
   };
   return rules;
@@ -143,18 +143,19 @@ void KeyRules::check_training(const Family& family) const {
   check(!options.use("lora_files"), Code::invalid_config,
         "lora_files and lora_config are for generate; training starts from matrices given by lora_init");
   check(c.images.frame_buckets.empty() || family.spec().videos(), Code::invalid_config,
-        "frame_buckets are numbers of frames, but this model's media are images");
+        "frame_buckets is given; expected empty: this model generates images");
   check(!c.model.train_new_vae || family.required_images() == 0, Code::invalid_config,
         "train_new_vae: the latents of the images that this model begins with need an autoencoder that is there");
   check(!c.model.train_new_vae || !family.spec().autoencoder->other_published_latents, Code::invalid_config,
         "train_new_vae: statistics of this autoencoder's latents are weights, which training does not measure");
   check(!c.images.original_size_conditioning || !family.spec().size_conditioning.empty(), Code::invalid_config,
-        "original_size_conditioning: this model has no condition on sizes");
+        "original_size_conditioning is true; expected false: this model is not conditioned on sizes");
 }
 
 void KeyRules::check_tfrecords() const {
   const RunConfig& c = *config_;
-  check(!c.tfrecords.tfrecords_dir.empty(), Code::invalid_config, "prepare_tfrecords: tfrecords_dir is empty");
+  check(!c.tfrecords.tfrecords_dir.empty(), Code::invalid_config,
+        "tfrecords_dir is empty; expected a folder for prepare_tfrecords to write to");
   check(c.tfrecords.no_records_per_shard > 0, Code::invalid_config, "no_records_per_shard is {}; expected at least 1",
         c.tfrecords.no_records_per_shard);
   if (const TfrecordKeys& k = c.tfrecords; k.enable_eval_timesteps) {

@@ -209,14 +209,14 @@ const std::vector<Rule>& rules() {
        RULE(unless(s.generates(), "only generate reads it")), true},
       {(of<SampleFileKeys>() - sizes - Keys{"guidance_scale", "boundary_ratio"}) + of<StepCacheKeys>() +
            Keys{"scheduler", "flow_shift", "time_shift", "base_shift", "max_shift", "vae_decode_chunk"},
-       RULE(unless(s.samples(), "no samples are made (sample_every=0, or no prompt)")), true},
-      {sizes, RULE(unless(s.samples() || s.videos(), "resolution is the size of what is learned")), true},
+       RULE(unless(s.samples(), "no samples are generated (sample_every=0, or no prompt)")), true},
+      {sizes, RULE(unless(s.samples() || s.videos(), "training images have the size of resolution")), true},
       {{"guidance_scale"},
        RULE(unless(s.samples() || s.family.spec().embedded_guidance,
-                   "no samples are made (sample_every=0, or no prompt)")),
+                   "no samples are generated (sample_every=0, or no prompt)")),
        true},
       {{"boundary_ratio"},
-       RULE(unless(s.samples() || s.two(), "no samples are made (sample_every=0, or no prompt)")),
+       RULE(unless(s.samples() || s.two(), "no samples are generated (sample_every=0, or no prompt)")),
        true},
       {{"base_output_directory"},
        RULE(unless(s.c.run.save_config_to_gcs || s.c.run.output_dir == s.c.run.base_output_directory,
@@ -246,7 +246,7 @@ const std::vector<Rule>& rules() {
       {{"lora_rank", "lora_alpha", "lora_target_modules"},
        unless_set("train_lora", "no LoRA is trained (train_lora=false)")},
       {{"disable_training_weights", "train_flow_shift", "timestep_lookup"},
-       RULE(unless(s.is_flow_matching(), "this model does not flow"))},
+       RULE(unless(s.is_flow_matching(), "this is not a flow-matching model"))},
 
       // Data.
       {{"hf_train_files", "grain_train_files", "train_data_dir", "hf_data_dir", "dataset_name"},
@@ -254,13 +254,12 @@ const std::vector<Rule>& rules() {
        true},
       {{"dataset_type"},
        RULE(unless(!s.is_dreambooth() && s.c.denoise.replay_batches.empty(), "the data is elsewhere"))},
-      {{"cache_dreambooth_dataset"}, always("latents of DreamBooth's images are always kept")},
+      {{"cache_dreambooth_dataset"}, always("latents of DreamBooth's images are always cached")},
       {of<DreamboothKeys>() - Keys{"instance_data_dir"},
        unless_set("instance_data_dir", "the run is not DreamBooth (instance_data_dir is empty)")},
       {of<SyntheticKeys>() + Keys{"synthetic_num_samples"},
        RULE(unless(s.c.source.dataset_type == "synthetic", "dataset_type is not synthetic"))},
-      {of<SyntheticKeys>(),
-       if_set("cache_latents_text_encoder_outputs", "synthetic images are made, not encoded samples")},
+      {of<SyntheticKeys>(), if_set("cache_latents_text_encoder_outputs", "images are generated, not encoded samples")},
       {{"synthetic_override_num_frames", "synthetic_override_vae_scale_factor_temporal"},
        RULE(unless(s.videos(), "this model's media are images"))},
       {{"load_tfrecord_cached"},
@@ -303,7 +302,7 @@ const std::vector<Rule>& rules() {
       {{"dcn_data_parallelism", "dcn_fsdp_parallelism", "dcn_fsdp_batch_parallelism", "dcn_context_parallelism",
         "dcn_tensor_parallelism"},
        RULE(unless(s.slices() > 1 || s.size(key) <= 1, "there is one slice"))},
-      {{"allow_split_physical_axes"}, RULE(unless(s.devices.platform() == Platform::tpu, "only TPUs lie on a torus"))},
+      {{"allow_split_physical_axes"}, RULE(unless(s.devices.platform() == Platform::tpu, "only TPUs form a torus"))},
       {{"logical_axis_rules", "data_sharding", "replicate_vae"},
        RULE(unless(s.mesh.devices() > 1, "there is one device")),
        true},
@@ -330,7 +329,7 @@ const std::vector<Rule>& rules() {
       {{"flash_min_seq_length", "flash_block_sizes"}, unless_set("attention", "attention=dot_product has no blocks")},
       {{"attention", "flash_min_seq_length", "flash_block_sizes"},
        RULE(unless(s.devices.platform() != Platform::cpu || (key == "attention" && s.mesh.size("context") > 1),
-                   "a CPU has one kernel, which keeps no logits")),
+                   "a CPU has one kernel, which stores no logits")),
        true},
       {{"clip_bpe_file"}, RULE(unless(!s.has_tokenizer(), "the model folder has a tokenizer of its own"))},
       {{"vae_encode_chunk", "vae_decode_chunk", "num_frames", "fps", "scan_diffusion_loop"},
@@ -340,7 +339,7 @@ const std::vector<Rule>& rules() {
       {{"vae_encode_chunk"},
        RULE(unless(!s.generates() || !s.c.sample.image.empty() || !s.c.sample.image_url.empty(), "no image is given"))},
       {{"original_size", "crops_coords_top_left", "target_size"},
-       RULE(unless(!s.family.spec().size_conditioning.empty(), "this model has no condition on sizes"))},
+       RULE(unless(!s.family.spec().size_conditioning.empty(), "this model is not conditioned on sizes"))},
       {{"negative_prompt", "negative_prompt_2", "guidance_rescale", "cfg_normalization", "cfg_truncation"},
        RULE(unless(s.guides(),
                    s.family.spec().unguided_only ? "this model was distilled to sample without guidance"
@@ -370,14 +369,14 @@ const std::vector<Rule>& rules() {
       {{"use_kv_cache"},
        RULE(unless((s.videos() && !s.c.sample.scan_diffusion_loop) || !s.c.step_cache.step_cache().empty(),
                    "all steps are one program"))},
-      {{"flow_shift"}, RULE(unless(s.is_flow_matching(), "this model does not flow"))},
-      {{"time_shift", "base_shift", "max_shift"}, if_set("flow_shift", "flow_shift takes its place")},
+      {{"flow_shift"}, RULE(unless(s.is_flow_matching(), "this is not a flow-matching model"))},
+      {{"time_shift", "base_shift", "max_shift"}, if_set("flow_shift", "flow_shift replaces it")},
       {{"base_shift", "max_shift"},
        RULE(unless(!s.family.spec().log_shift, "the shift of this model follows from the numbers of tokens and steps")),
        true},
       {{"base_shift", "max_shift"},
        RULE(unless(!s.is_flow_matching() || s.shifts_by_size(),
-                   "no shift grows with the size (time_shift=true makes one)"))},
+                   "the shift does not depend on the size (time_shift=false)"))},
       {{"vae_tiling"}, RULE(unless(s.tiles(), "the samples are not larger than a tile of the decoder"))},
   };
   return all;
@@ -418,7 +417,7 @@ void KeyRules::warn_of_ignored(const OpenedModels& opened, std::string_view comm
   constexpr size_t kLines = 5;  // a file that several commands, models and machines share may have many
   const bool many = of_file.size() > kLines;
   if (many)
-    log_warning("{} keys of {} are ignored in this run: {} (MAXDIFFUSION_LOG=debug says why)", named_of_file.size(),
+    log_warning("{} keys of {} are ignored in this run: {} (MAXDIFFUSION_LOG=debug prints why)", named_of_file.size(),
                 s.c.file.empty() ? "the config" : s.c.file, fmt::join(named_of_file, ", "));
   log_each(many ? LogLevel::debug : LogLevel::warning, of_file);
 }

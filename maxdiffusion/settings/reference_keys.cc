@@ -8,7 +8,7 @@ namespace md {
 namespace {
 
 void refuse(bool set, const char* key, const char* reason) {
-  check(!set, Code::invalid_config, "{} is set, but {}", key, reason);
+  check(!set, Code::invalid_config, "{} is set; expected its default: {}", key, reason);
 }
 
 void warn(bool set, const char* key, const char* reason) {
@@ -22,9 +22,9 @@ void check_family_of_file(const ConfigSource& source) {
     const auto it = source.values().find(family.key);
     if (it == source.values().end() || !it->second.text.starts_with(family.value)) continue;
     throw Error(Code::invalid_config,
-                fmt::format("config: {}: {}{} is of a model of the family {}, which is not here", it->second.where,
+                fmt::format("config: {}: {}{} is of the family {}, which is not supported", it->second.where,
                             family.key, *family.value ? "=" + it->second.text : "", family.name))
-        .note(fmt::format("families that are here: {}", kFamiliesHere));
+        .note(fmt::format("supported families: {}", kFamiliesHere));
   }
 }
 
@@ -45,32 +45,31 @@ ConfigSource without_keys_of_family(ConfigSource source) {
 
 void ReferenceKeys::validate() const {
   constexpr const char* kWeights = "weights are read from the model folder, where nothing has to be converted";
-  refuse(scheduler_dtype != "float32", "scheduler_dtype", "samplers compute in float32; set it to that");
-  constexpr const char* kService = "it belongs to a service of Google's cloud that this program does not speak to";
+  refuse(scheduler_dtype != "float32", "scheduler_dtype", "samplers compute in float32");
+  constexpr const char* kService = "Google Cloud's diagnostics are not supported";
   refuse(enable_ml_diagnostics, "enable_ml_diagnostics", kService);
   refuse(enable_ondemand_xprof, "enable_ondemand_xprof", kService);
   warn(!profiler_gcs_path.empty(), "profiler_gcs_path", kService);
   warn(!profiler.empty(), "profiler", "nothing reads it in the reference either; enable_profiler is the switch");
   warn(enable_mllog, "enable_mllog", "nothing reads it in the reference either");
   warn(!dataset_config_name.empty(), "dataset_config_name", "nothing reads it in the reference either");
-  warn(ulysses_shards > 0, "ulysses_shards", "sequences are split over the axis context as logical_axis_rules say");
+  warn(ulysses_shards > 0, "ulysses_shards", "logical_axis_rules split sequences over the mesh axis context");
   warn(vae_spatial > 0, "vae_spatial", "the samples of a batch are split over the devices, not their width");
   warn(!converted_weights_dir.empty(), "converted_weights_dir", kWeights);
   warn(!pretrained_orbax_dir.empty(), "pretrained_orbax_dir", kWeights);
   // What arranges itself here.
   const ReferenceKeys usual;
   constexpr const char *kFormat = "weights are those of .safetensors files",
-                       *kThreads = "captions and images are made ready by as many threads as grain_worker_count says",
-                       *kTiles = "flash_block_sizes says how large blocks are";
+                       *kThreads = "grain_worker_count sets the threads that prepare captions and images",
+                       *kTiles = "flash_block_sizes sets the sizes of blocks";
   warn(jit_initializers != usual.jit_initializers, "jit_initializers", "starting values are made on the host");
   warn(from_pt != usual.from_pt, "from_pt", kFormat);
   warn(controlnet_from_pt != usual.controlnet_from_pt, "controlnet_from_pt", kFormat);
   warn(lightning_from_pt != usual.lightning_from_pt, "lightning_from_pt", kFormat);
-  warn(split_head_dim != usual.split_head_dim, "split_head_dim", "heads always are an axis of their own");
-  warn(mask_padding_tokens != usual.mask_padding_tokens, "mask_padding_tokens",
-       "what a block is filled up with is never attended to");
+  warn(split_head_dim != usual.split_head_dim, "split_head_dim", "heads are always a separate axis");
+  warn(mask_padding_tokens != usual.mask_padding_tokens, "mask_padding_tokens", "padding is never attended to");
   warn(skip_jax_distributed_system != usual.skip_jax_distributed_system, "skip_jax_distributed_system",
-       "the launcher says which processes there are");
+       "the launcher sets the processes");
   warn(offload_encoders != usual.offload_encoders, "offload_encoders",
        "text encoders always leave the devices before the denoiser comes");
   warn(tokenize_captions_num_proc != usual.tokenize_captions_num_proc, "tokenize_captions_num_proc", kThreads);

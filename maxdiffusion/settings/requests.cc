@@ -109,7 +109,7 @@ SamplingRequest sampling_request(const RunConfig& c, const RunInfo& run) {
   for (const auto& [key, first, texts] :
        {std::tuple{"prompt_2", "prompt", &r.prompt_2}, {"negative_prompt_2", "negative_prompt", &r.negative_prompt_2}})
     if (!texts->empty() && given.contains(first) && !given.contains(key)) {
-      log_info_once("{} of the file is left aside, since {} was given on the command line", key, first);
+      log_info_once("{} of the file is ignored: the command line gives {}", key, first);
       texts->clear();
     }
   r.sample_seed = static_cast<int64_t>(run.sample_seed);

@@ -61,9 +61,9 @@ void choose_data(const ConfigSource& source, DataSourceConfig& data) {
     // The reference names a builder, such as parquet, beside its files.
     const bool builder = place.first == std::string("dataset_name") && std::string(chosen).starts_with("hf_");
     if (v->layer == nearest->layer && !builder) {
-      check(v->where != kCommandLine, Code::invalid_config, "{} and {} both say where the data is; give one of them",
+      check(v->where != kCommandLine, Code::invalid_config, "{} and {} are both given; expected one location of data",
             chosen, place.first);
-      log_warning("{}: {} is not read: {} says where the data is", v->where, place.first, chosen);
+      log_warning("{}: {} ignored: {} is the location of the data", v->where, place.first, chosen);
     }
     place.second->clear();
   }
@@ -73,15 +73,14 @@ void check_sampler(const std::string& given) {
   if (given.empty() || !sampler_name(given).empty()) return;
   const std::vector<std::string> known = sampler_names();
   const bool missing = is_unsupported_sampler(given);
-  Error e(Code::invalid_config,
-          fmt::format("scheduler is '{}', {}; the samplers here are: {}", given,
-                      missing ? "a sampler that is not here yet" : "which is no sampler", fmt::join(known, ", ")));
+  Error e(Code::invalid_config, fmt::format("scheduler is '{}'{}; expected one of: {}", given,
+                                            missing ? ", which is not supported" : "", nearest_first(given, known)));
   constexpr const char* kOfRates[] = {"constant",   "constant_with_warmup", "linear", "cosine", "cosine_with_restarts",
                                       "polynomial", "piecewise_constant"};
   if (std::ranges::find(kOfRates, given) != std::end(kOfRates))
-    e.note(fmt::format("the schedule of the learning rate is another key: lr_scheduler={}", given));
+    e.note(fmt::format("try: lr_scheduler={}, the schedule of the learning rate", given));
   else if (const std::string near = missing ? "" : nearest(given, known); !near.empty())
-    e.note(fmt::format("did you mean {}?", near));
+    e.note(fmt::format("try: scheduler={}", near));
   throw e;
 }
 
@@ -119,9 +118,9 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
     const bool written = key.path == KeyPath::output || key.path == KeyPath::output_or_word;
     for (const std::string* place : key.paths()) {
       check(!written || is_remote(*place) || place->find("://") == std::string::npos, Code::invalid_config,
-            "{} is '{}'; folders of this machine, gs:// and s3:// are written to", key.name, shown(*place));
+            "{} is '{}'; expected a local folder, gs:// or s3://", key.name, shown(*place));
       check(!has_secret(*place), Code::invalid_config,
-            "{} holds a secret key, which would be saved with the run; say it by AWS_ACCESS_KEY_ID and "
+            "{} holds a secret key, which would be saved with the run; expected it in AWS_ACCESS_KEY_ID and "
             "AWS_SECRET_ACCESS_KEY",
             key.name);
     }
@@ -129,15 +128,14 @@ RunConfig RunConfig::from_source(const ConfigSource& source) {
   // Names are checked before anything starts, each by the list that knows it.
   text_encoder_options(autoencoder_options(scope_options(c.layers), c.encoders), c.encoders);
   if (c.layers.attention == "cudnn_flash_te" && c.hardware.hardware != "gpu")
-    log_warning("attention=cudnn_flash_te: cuDNN is for GPUs, and hardware is {}; flash is taken in its place",
-                c.hardware.hardware);
+    log_warning("attention=cudnn_flash_te: hardware is {}, cuDNN needs gpu; flash is used", c.hardware.hardware);
   pjrt::platform_for(c.hardware.hardware);
   check_libtpu_flags(c);
   check_sampler(c.scheduler.scheduler);
   check(!c.mesh.has_fsdp_batch() || c.batches.per_device_batch_size == std::floor(c.batches.per_device_batch_size),
         Code::invalid_config,
-        "per_device_batch_size is {}; with ici_fsdp_batch_parallelism or dcn_fsdp_batch_parallelism it is a whole "
-        "number; ici_fsdp_parallelism and ici_context_parallelism take fractions",
+        "per_device_batch_size is {}; expected a whole number with ici_fsdp_batch_parallelism or "
+        "dcn_fsdp_batch_parallelism; fractions go with ici_fsdp_parallelism and ici_context_parallelism",
         c.batches.per_device_batch_size);
   return c;
 }
@@ -159,19 +157,19 @@ MediaSize training_size(const SampleKeys& keys, int64_t resolution, const Family
 int64_t global_batch(double per_device, int64_t devices, const char* key) {
   double n = per_device * static_cast<double>(devices);
   check(n >= 1 && n == std::floor(n), Code::invalid_config,
-        "{} {} times {} devices is {}, not a whole number of images", key, per_device, devices, n);
+        "{} is {}; times {} devices it is {}, expected a whole number of images", key, per_device, devices, n);
   return static_cast<int64_t>(n);
 }
 
 int64_t global_batch(const BatchKeys& keys, int64_t devices) {
-  check(keys.global_batch_size >= 0, Code::invalid_config, "global_batch_size {} is not a number of images",
+  check(keys.global_batch_size >= 0, Code::invalid_config, "global_batch_size is {}; expected 0 or more images",
         keys.global_batch_size);
   return keys.global_batch_size > 0 ? keys.global_batch_size : global_batch(keys.per_device_batch_size, devices);
 }
 
 int64_t part_of_replica(int64_t batch, int64_t replicas) {
-  check(batch % replicas == 0, Code::invalid_config,
-        "a batch of {} samples does not divide into parts for {} processes", batch, replicas);
+  check(batch % replicas == 0, Code::invalid_config, "batch of {} samples; expected a multiple of the {} processes",
+        batch, replicas);
   return batch / replicas;
 }
 

@@ -19,16 +19,16 @@ int64_t random_seed() {
 int64_t seed_of(const RunConfig& c, const RunInfo& run) {
   if (c.run.seed != -1) return c.run.seed;
   const std::optional<RunConfig> before = config_of_run(run);
-  const bool has_drawn = before && before->run.seed >= 0;
-  const int64_t seed = has_drawn ? before->run.seed : random_seed();
-  log_info("seed=-1: the seed {} is {}", has_drawn ? "that this run has drawn" : "drawn", seed);
+  const bool has_seed = before && before->run.seed >= 0;
+  const int64_t seed = has_seed ? before->run.seed : random_seed();
+  log_info("seed=-1: {} {}", has_seed ? "the seed of this run is" : "a random seed:", seed);
   return seed;
 }
 
 std::optional<int64_t> sample_seed_of(const RunConfig& c) {
   if (c.sample.sample_seed != -1) return c.sample.sample_seed;
   const int64_t seed = random_seed();
-  log_info("sample_seed=-1: the seed drawn is {}", seed);
+  log_info("sample_seed=-1: a random seed: {}", seed);
   return seed;
 }
 
@@ -52,7 +52,8 @@ RunInfo make_run_info(const RunConfig& c, Processes& all) {
     if (is_remote(given)) run.uploads.emplace_back(*file, given);
   }
   if (c.run.save_config_to_gcs) {
-    check(!c.run.base_output_directory.empty(), Code::invalid_config, "save_config_to_gcs needs base_output_directory");
+    check(!c.run.base_output_directory.empty(), Code::invalid_config,
+          "save_config_to_gcs is true; expected a folder in base_output_directory");
     run.config_copy = below(below(c.run.base_output_directory, run.name), "config.yml");
   }
   RunConfig saved = c;
@@ -77,8 +78,8 @@ RunInfo make_run_info(const RunConfig& c, Processes& all) {
 }
 
 void check_has_folder(const RunInfo& run) {
-  check(!run.name.empty(), Code::invalid_config, "run_name is empty; give run_name=NAME");
-  check(!run.folder.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
+  check(!run.name.empty(), Code::invalid_config, "run_name is empty; expected a name: run_name=NAME");
+  check(!run.folder.empty(), Code::invalid_config, "output_dir is empty; expected a folder: output_dir=FOLDER");
 }
 
 }  // namespace md

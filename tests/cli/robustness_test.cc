@@ -138,12 +138,12 @@ TEST_F(Robustness, AResumedRunNamesTheKeysThatChanged) {
   ASSERT_EQ(maxdiffusion(words("train", "changed")).status, 0);
   const Outcome o = maxdiffusion(words("train", "changed", {"resolution=32", "max_train_steps=1", "noise_offset=0.5"}));
   EXPECT_EQ(o.status, 0) << o.err;
-  EXPECT_TRUE(contains(o.err, "resolution is 32, was 16 " + before + "; the run goes on with the new value")) << o.err;
-  EXPECT_TRUE(contains(o.err, "noise_offset is 0.5, was 0.0 " + before + "; the run goes on")) << o.err;
+  EXPECT_TRUE(contains(o.err, "resolution is 32, was 16 " + before + "; the new value is used")) << o.err;
+  EXPECT_TRUE(contains(o.err, "noise_offset is 0.5, was 0.0 " + before + "; the new value")) << o.err;
   EXPECT_TRUE(contains(o.err, " max_train_steps is 1, was 2 " + before + "\n")) << o.err;
   EXPECT_TRUE(contains(o.err, "nothing to do: the checkpoint is of step 2, max_train_steps is 1")) << o.err;
   int named = 0;
-  for (size_t at = 0; (at = o.err.find("; the run goes on with the new value", at)) != o.err.npos; ++at) ++named;
+  for (size_t at = 0; (at = o.err.find("; the new value is used", at)) != o.err.npos; ++at) ++named;
   EXPECT_EQ(named, 2) << o.err;  // no other key is
 }
 
@@ -172,8 +172,8 @@ TEST_F(Robustness, AFileOverTheLimitOfItsSizeIsAnErrorThatSaysSo) {
 
 TEST_F(Robustness, FilesThatAreNotWeightsAreNamedAsWhatTheyAre) {
   const std::pair<std::string, std::string> files[] = {
-      {"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n", "a pointer of git-lfs"},
-      {"<!DOCTYPE html>\n<html></html>", "a page of HTML"},
+      {"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n", "a git-lfs pointer"},
+      {"<!DOCTYPE html>\n<html></html>", "an HTML page"},
       {"GGUF\3\1\1\1\1", "a GGUF file"},
       {"learning_rate: 1\n", "a text that begins with 'learning_rate: 1', not safetensors"}};
   for (const auto& [bytes, text] : files) {

@@ -141,8 +141,8 @@ TEST(RunConfig, SeedsOfMinusOneAreRandomLoggedAndSaved) {
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_NE(one.seed, two.seed);
   EXPECT_NE(one.sample_seed, two.sample_seed);
-  EXPECT_TRUE(contains(log, fmt::format("seed=-1: the seed drawn is {}", one.seed))) << log;
-  EXPECT_TRUE(contains(log, fmt::format("sample_seed=-1: the seed drawn is {}", two.sample_seed))) << log;
+  EXPECT_TRUE(contains(log, fmt::format("seed=-1: a random seed: {}", one.seed))) << log;
+  EXPECT_TRUE(contains(log, fmt::format("sample_seed=-1: a random seed: {}", two.sample_seed))) << log;
   EXPECT_TRUE(contains(one.config_yaml, fmt::format("\nseed: {}\n", one.seed))) << one.config_yaml;
   make_folders(one.folder);
   write_file_atomic(one.folder + "/config.yml", one.config_yaml);
@@ -285,7 +285,7 @@ TEST(RunConfig, FractionalBatchesMustMakeAWholeOne) {
       ADD_FAILURE() << each << " times " << devices;
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Code::invalid_config);
-      EXPECT_TRUE(contains(e.what(), "not a whole number")) << e.what();
+      EXPECT_TRUE(contains(e.what(), "expected a whole number")) << e.what();
     }
   }
 }
@@ -362,9 +362,9 @@ TEST(RunConfig, TheNearestPlaceSaysWhereTheDataIs) {
   testing::internal::CaptureStderr();
   EXPECT_EQ(data("both.yml", {}), (Texts{"/pics", "", ""}));
   EXPECT_TRUE(contains(testing::internal::GetCapturedStderr(),
-                       t / "both.yml" + ":1: dataset_name is not read: train_data_dir says where the data is"));
+                       t / "both.yml" + ":1: dataset_name ignored: train_data_dir is the location of the data"));
   EXPECT_EQ(refusal({"train_data_dir=pics", "dataset_name=foo"}),
-            "train_data_dir and dataset_name both say where the data is; give one of them");
+            "train_data_dir and dataset_name are both given; expected one location of data");
 }
 
 TEST(RunConfig, WhatIsSavedMeansTheSameFromAnyFolder) {
@@ -436,21 +436,21 @@ TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
 // S0-102, S1-49
 TEST(RunConfig, FsdpBatchTakesWholeBatchesOnly) {
   const std::string said = refusal({"ici_fsdp_batch_parallelism=2", "per_device_batch_size=0.5"});
-  EXPECT_TRUE(contains(said, "per_device_batch_size is 0.5; with ici_fsdp_batch_parallelism")) << said;
+  EXPECT_TRUE(contains(said, "per_device_batch_size is 0.5; expected a whole number with ici_fsdp_batch_parallelism"))
+      << said;
   EXPECT_EQ(parse("", {"ici_fsdp_batch_parallelism=2"}).mesh.axes().at(2), "fsdp_batch");
 }
 
 TEST(ReferenceKeys, WhatIsNotThereIsRefusedByName) {
   for (const char* word : {"enable_ml_diagnostics=true", "enable_ondemand_xprof=true", "scheduler_dtype=bfloat16"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
-    EXPECT_TRUE(contains(refusal({word}), key + " is set, but ")) << word;
+    EXPECT_TRUE(contains(refusal({word}), key + " is set; expected its default: ")) << word;
   }
 }
 
 // S4-3
 TEST(RunConfig, AttentionByCudnnIsFlashElsewhereAndSaysSo) {
-  EXPECT_TRUE(
-      contains(warnings({"attention=cudnn_flash_te"}), "cudnn_flash_te: cuDNN is for GPUs, and hardware is cpu"));
+  EXPECT_TRUE(contains(warnings({"attention=cudnn_flash_te"}), "cudnn_flash_te: hardware is cpu, cuDNN needs gpu"));
   EXPECT_EQ(warnings({"attention=cudnn_flash_te", "hardware=gpu"}), "");
   EXPECT_EQ(warnings({"attention=flash"}), "");
 }

@@ -790,7 +790,7 @@ TEST(Keys, OfAFileThatAreIgnoredTakeFewLines) {
   EXPECT_NE(log.find("lr_num_cycles is ignored: only lr_scheduler=cosine_with_restarts reads it"), log.npos) << log;
   EXPECT_NE(
       log.find("6 keys of the config are ignored in this run: max_grad_value, lr_power, vae_kl_weight, lora_rank, "
-               "profiler_steps, magcache_K (MAXDIFFUSION_LOG=debug says why)"),
+               "profiler_steps, magcache_K (MAXDIFFUSION_LOG=debug prints why)"),
       log.npos)
       << log;
   set_log_level(LogLevel::debug);

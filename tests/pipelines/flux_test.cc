@@ -72,7 +72,7 @@ TEST_F(FluxImages, FollowTheirKeys) {
   const std::vector<double> second = of_file({});
   EXPECT_NE(second, plain);
   EXPECT_EQ(of_file({"prompt=red heart"}), plain);
-  EXPECT_TRUE(contains(log, "prompt_2 of the file is left aside")) << log;
+  EXPECT_TRUE(contains(log, "prompt_2 of the file is ignored")) << log;
   EXPECT_EQ(of_file({"prompt=red heart", "prompt_2=blue"}), second);
   const Outcome many = generate({"prompt=[a, b, c]", "prompt_2=[a, b]"});
   EXPECT_EQ(many.status, 2);

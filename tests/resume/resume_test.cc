@@ -431,7 +431,7 @@ TEST(Resume, MomentsThatAreNotFiniteAndFlippedBytesAreNamed) {
   bytes[bytes.size() - 3] ^= 4;
   write_file_atomic(weights, bytes);
   std::tie(error, log) = error_and_log(run, 1);
-  EXPECT_NE(error.find(weights + "': its bytes are not those that were written"), std::string::npos) << error;
+  EXPECT_NE(error.find(weights + "': its bytes differ from those written"), std::string::npos) << error;
   EXPECT_NE(error.find("no checkpoint in '" + dir + "' can be resumed"), std::string::npos) << error;
   EXPECT_TRUE(exists(dir + "/1"));           // the only one is not set aside
   EXPECT_EQ(run.metric("loss").size(), 1u);  // nothing was started anew over it
