@@ -1,5 +1,5 @@
-// Where this program lies, what came with it, and what users type to start it. Nothing of it is known when the program
-// is built: folders are found from the program's own, so that an installed one may be moved.
+// Where this program is installed, what is installed with it, and what users type to start it. Nothing of it is known
+// when the program is built: folders are found from the program's own, so that an installed one may be moved.
 #pragma once
 
 #include <string>
@@ -10,8 +10,8 @@ namespace md {
 /// What users type to start this program: "./run" where the script of a checkout started it, else "maxdiffusion".
 const std::string& program_name();
 
-/// A library of ours by its file's name: beside the program, as in a build, or where its linker looks for libraries, as
-/// in PREFIX/lib/maxdiffusion. The name itself where there is none.
+/// A library of ours by its file's name: next to the program, as in a build, or where its linker looks for libraries,
+/// as in PREFIX/lib/maxdiffusion. The name itself where there is none.
 std::string part_file(const std::string& name);
 
 /// A file that came with the program: PREFIX/share/maxdiffusion/NAME, or NAME of the checkout that the program was

@@ -30,7 +30,7 @@
 namespace md {
 
 /// Everything one checkpoint holds, on the host. Of arrays, the shards that this process has: every element belongs to
-/// exactly one process. Pieces that are made when they are read are made one after the other, as they are written.
+/// exactly one process. Shards that are made when they are read are made one after the other, as they are written.
 /// Everything else is taken from process 0.
 struct CheckpointContent {
   /// Folder ("unet") → arrays by published name.

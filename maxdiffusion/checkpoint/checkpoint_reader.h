@@ -1,5 +1,5 @@
 // One checkpoint, opened for reading parts of it: what arrays there are is known, and of their bytes those are read
-// that somebody asks for, from whatever files and shards they lie in.
+// that are requested, from whatever files and shards they lie in.
 #pragma once
 
 #include <cstdint>

@@ -1,12 +1,12 @@
 // Checkpoints in buckets: the same files. A bucket renames nothing, so the rule is another: training_state/state.json
 // is put last and removed first, and a checkpoint without it is none. Checkpoints are made in the folder of this
-// machine that stands for the bucket's (storage/local_cache.h), and put from there on a thread of its own. Until one is
-// in the bucket there is a file .waiting-STEP beside it, by which the next run of the same place finds it.
+// machine that is the copy of the bucket's (storage/local_cache.h), and put from there on a thread of its own. Until
+// one is in the bucket there is a file .waiting-STEP next to it, by which the next run of the same place finds it.
 //
 // Of several processes each makes what it holds on its own machine, and puts it from there; process 0 puts what says
-// that the checkpoint is whole when all others have said that theirs is there. They tell each other by keys of the
+// that the checkpoint is whole when all others have said that theirs is there. They communicate by keys of the
 // write's own token: "TOKEN go" when the bucket's folder is empty, "TOKEN there PROCESS", "TOKEN done" when it
-// is committed, or given up. The file .part in a folder says that it is a part.
+// is committed, or discarded. The file .part in a folder says that it is a part.
 #pragma once
 
 #include <cstdint>

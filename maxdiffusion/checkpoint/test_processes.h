@@ -16,7 +16,7 @@
 
 namespace md {
 
-/// Where threads tell each other texts; broken once one has left.
+/// Where threads exchange texts; broken once one has left.
 class Meeting {
  public:
   explicit Meeting(int64_t n) : texts_(static_cast<size_t>(n)) {}

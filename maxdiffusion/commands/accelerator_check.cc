@@ -42,7 +42,7 @@ struct CheckKeys {
     v("output", output, "folder of the report", KeyPath::output);
     v("hardware", hardware, "what is checked: gpu, tpu or cpu; empty: the first of these that is here");
     v("sizes", sizes, "of models: real, or tiny to try the check itself", one_of({"real", "tiny"}));
-    v("python", python, "the Python whose torch and diffusers are timed beside, where it has them");
+    v("python", python, "the Python whose torch and diffusers are timed too, if it has them");
   }
 };
 
@@ -154,7 +154,7 @@ class Check {
   void run() {
     section(0.15, "1. Machine, operations, collectives", [&] { machine(); });
     section(0.38, "2. Goldens", [&] { goldens(); });
-    section(0.55, "3. Quickstarts beside the CPU, resuming", [&] {
+    section(0.55, "3. Quickstarts compared with the CPU, resuming", [&] {
       for (const json& quickstart : manifest_.at("quickstarts")) train_quickstart(quickstart);
     });
     section(0.92, "4. Speed", [&] { speed(); });
@@ -247,7 +247,7 @@ class Check {
   void test(const std::vector<std::string>& kinds) {
     const std::string program = tool("device_tests");
     if (program.empty()) {
-      text_ += "- skipped: there is no `device_tests` beside the program\n";
+      text_ += "- skipped: there is no `device_tests` next to the program\n";
       return;
     }
     std::vector<std::vector<std::string>> rows, deviations;
@@ -578,7 +578,7 @@ class Check {
     if (!m.contains("sampling")) return;
     const std::string writer = tool("random_weights"), name = m.at("name");
     if (writer.empty()) {
-      text_ += "\nsampling: skipped, there is no `random_weights` beside the program\n";
+      text_ += "\nsampling: skipped, there is no `random_weights` next to the program\n";
       return;
     }
     std::string with_weights = folder;
@@ -649,7 +649,7 @@ class Check {
           {"waited_s", s.waited},    {"busy", s.busy},   {"span", s.span},   {"longest_gap_s", s.longest_gap},
           {"of_device", s.of_device}};
       text_ += fmt::format(
-          "{}, batch {}, {} steps of {:.4f} s (median). A step takes the host's thread {:.0f} µs (aim: 20 µs), beside "
+          "{}, batch {}, {} steps of {:.4f} s (median). A step takes the host's thread {:.0f} µs (target: 20 µs) and "
           "{:.0f} µs of waits. "
           "{}: busy {:.1f} % of {:.3f} s, longest gap {:.2f} ms.\n",
           name, batch, s.steps, s.step, s.host * 1e6, s.waited * 1e6,

@@ -33,7 +33,7 @@ class Faults {
   }
   void finish() const {
     if (count_ > 0) throw Error(first_, fmt::format("check: {} found; a run would fail", counted(count_, "fault")));
-    log_info("check: nothing was found that a run would fail by");
+    log_info("check: no faults found");
   }
 
  private:
@@ -42,7 +42,7 @@ class Faults {
 };
 
 /// Says how long all captions are and which sizes all images have, with warnings where training has some.
-void look_at_all(const DataPlan& plan, bool upscales, const Family& family) {
+void check_records(const DataPlan& plan, bool upscales, const Family& family) {
   if (!plan.reads_images()) return;
   const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.source));
   std::vector<std::string> captions;
@@ -50,7 +50,7 @@ void look_at_all(const DataPlan& plan, bool upscales, const Family& family) {
   size_t longest = 0;
   std::map<std::pair<int64_t, int64_t>, ImageSize> size_of;  // by pixels and height
   std::string smallest;
-  const auto look = [&](const Record& r) {
+  const auto check_record = [&](const Record& r) {
     captions.push_back(plan.dreambooth ? plan.dreambooth->instance_prompt : r.caption);
     longest = std::max(longest, captions.back().size());
     empty += captions.back().empty() ? 1 : 0;
@@ -66,12 +66,12 @@ void look_at_all(const DataPlan& plan, bool upscales, const Family& family) {
       log_warning("{}", e.message());
     }
   };
-  for (int64_t i = 0; source->shards() == 0 && i < source->size(); ++i) look(source->read(i));
+  for (int64_t i = 0; source->shards() == 0 && i < source->size(); ++i) check_record(source->read(i));
   for (int64_t shard = 0; shard < source->shards(); ++shard)
     for (const auto reader = source->open(shard, 0);;) {
       const std::optional<PendingRecord> next = reader->next();
       if (!next) break;
-      look((*next)());
+      check_record((*next)());
     }
   log_info("{}: {}, the longest of {}; {} empty", source->name(), counted(std::ssize(captions), "caption"),
            counted(static_cast<int64_t>(longest), "byte"), empty);
@@ -128,7 +128,7 @@ void check_run(const TrainingRequest& r) {
     faults.pass("data", [&] {
       data = open_training_data(*models, plan, false);
       for (const auto& [name, a] : data->batches->next()) log_info("first batch: {} {}", name, to_string(a.shape()));
-      look_at_all(plan.data, !r.data.images.bucket_no_upscale, *models->family());
+      check_records(plan.data, !r.data.images.bucket_no_upscale, *models->family());
     });
   if (data)
     faults.pass("weights",

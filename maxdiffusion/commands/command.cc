@@ -17,7 +17,7 @@ std::string file_or_shipped(const std::string& name) {
   if (exists(name) || name.starts_with('/')) return name;
   std::string shipped = shipped_file(name);
   if (shipped.empty()) return name;
-  log_info("config: {} is {}, which came with the program", name, shipped);
+  log_info("config: {} is {}, installed with the program", name, shipped);
   return shipped;
 }
 

@@ -29,8 +29,8 @@ void go_on_in_a_child() {
   while (waitpid(child, &status, 0) < 0 && errno == EINTR) continue;
   if (WIFEXITED(status)) _exit(WEXITSTATUS(status));
   fail(Code::device,
-       "compile: the compiler ended its process with signal {} ({}); what it printed above says where. Another mesh, "
-       "remat_policy or attention may avoid it",
+       "compile: the compiler crashed with signal {} ({}); see its lines above. Another mesh, remat_policy or "
+       "attention may avoid it",
        WTERMSIG(status), strsignal(WTERMSIG(status)));
 }
 
@@ -58,18 +58,19 @@ struct Place {
   }
 };
 
-/// That what is said of GPUs and of TPUs agrees with `hardware`.
+/// That what is printed of GPUs and of TPUs agrees with `hardware`.
 void check_gpu_keys(const HardwareKeys& keys) {
   check(keys.gpu.empty() || keys.hardware == "gpu", Code::invalid_config,
-        "gpu is '{}', but hardware is {}; give hardware=gpu, or no gpu", keys.gpu, keys.hardware);
+        "gpu is '{}' and hardware is {}; expected hardware=gpu, or no gpu", keys.gpu, keys.hardware);
   check(keys.gpu.empty() || !keys.topology.empty(), Code::invalid_config,
-        "gpu is '{}', but topology is empty; give topology=1x1x8, or no gpu for those of this machine", keys.gpu);
+        "gpu is '{}' and topology is empty; expected topology=1x1x8, or no gpu for the GPUs of this machine", keys.gpu);
   if (keys.hardware != "gpu" || keys.topology.empty()) return;
   static const std::regex form("[1-9][0-9]*x[1-9][0-9]*x[1-9][0-9]*");
   check(std::regex_match(keys.topology, form), Code::invalid_config,
-        "topology: '{}' is none of GPUs; 1x1x8 is one NVLink domain of one host with 8 GPUs", keys.topology);
+        "topology is '{}'; expected numbers such as 1x1x8: one NVLink domain of one host with 8 GPUs", keys.topology);
   check(keys.compile_topology_num_slices <= 1, Code::invalid_config,
-        "compile_topology_num_slices is {}, which is for TPUs; of GPUs the first number of topology ('{}') says it",
+        "compile_topology_num_slices is {}; expected 1: of GPUs the first number of topology ('{}') is the number of "
+        "domains",
         keys.compile_topology_num_slices, keys.topology);
 }
 
@@ -258,11 +259,11 @@ void print_beside(const Held& h, const Steps& steps, const StepGraph& step) {
   fmt::print(
       "saving a checkpoint: of {} on each device, {} of the host's memory at a time; all of them where they are free, "
       "to "
-      "write while training goes on\n",
+      "write while training continues\n",
       size(state), size(largest));
   const int64_t batch = steps.models.options().keys.encoder_batch_size;
   if (steps.encodes)
-    fmt::print("encoding a data set: {} of memory at a time beside the autoencoder{}\n",
+    fmt::print("encoding a data set: {} of memory at a time in addition to the autoencoder{}\n",
                batch > 0 ? fmt::format("{} samples", batch) : size(steps.models.encoder_bytes()),
                batch > 0 ? "" : ", or what one sample takes");
 }
@@ -341,7 +342,7 @@ void try_changes(const TrainingRequest& r, const Place& place, Error& e) {
       const std::string& why = refused.message();
       fmt::print("with {}: {}\n", change.words, why.substr(0, why.find('\n')));
     }
-  e.note("none of the changes above makes it fit; more devices, or a smaller model or size, would");
+  e.note("try: more devices, or a smaller model or size; none of the changes above is enough");
 }
 
 /// Compiles the training step for the devices of the key `topology`, with no such device here and without weights or
@@ -350,7 +351,7 @@ void try_changes(const TrainingRequest& r, const Place& place, Error& e) {
 /// out_of_memory where the step does not fit a device, with the compiler's numbers.
 void compile_for_topology(const TrainingRequest& r) {
   check(!r.components.devices.hardware.topology.empty(), Code::invalid_config,
-        "compile: topology is empty; it names the hardware to compile for, such as topology=v5p:2x2x1, or hardware=gpu "
+        "compile: topology is empty; expected the hardware to compile for: topology=v5p:2x2x1, or hardware=gpu "
         "topology=1x1x8 gpu=h100");
   go_on_in_a_child();
   const Steps steps(r);

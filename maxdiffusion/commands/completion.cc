@@ -21,7 +21,7 @@ void completion(const Words& words) {
   for (const Shell& shell : kShells) {
     if (words != Words{shell.name}) continue;
     const std::string file = shipped_file_or(shell.installed, {shipped_file(shell.in_checkout)});
-    check(!file.empty(), Code::io, "completion: {} did not come with this program", shell.in_checkout);
+    check(!file.empty(), Code::io, "completion: {} is not installed with this program", shell.in_checkout);
     return fmt::print("{}", read_file(file));
   }
   fail(Code::invalid_config, "completion: expected bash or zsh; try: source <({} completion bash)", program_name());

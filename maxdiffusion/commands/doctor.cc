@@ -221,7 +221,7 @@ void doctor(const Words& words) {
     const std::string named = key(yaml, "jax_cache_dir"), folder = named.empty() ? user_cache_folder() : named;
     if (folder == "off") return {};
     if (folder.empty())
-      return {warning("program cache", "neither HOME nor XDG_CACHE_HOME is set; every run compiles anew",
+      return {warning("program cache", "neither HOME nor XDG_CACHE_HOME is set; every run compiles again",
                       "jax_cache_dir=FOLDER")};
     return probe_folder({"program cache", folder, "jax_cache_dir", int64_t{100} << 20, k.probe_seconds});
   });

@@ -109,7 +109,7 @@ void generate_to_place(const GeneratePlan& plan) {
   const std::string here = local_cache_path(below(place, fmt::format(".generated-{}", ::getpid())));
   generate_into(here, place, plan);
   RemoteSync({{here, place}}, {}).settle();
-  log_info("all of it is in {}", shown(place));
+  log_info("the whole profile is in {}", shown(place));
   remove_folder(here);
 }
 

@@ -92,13 +92,13 @@ void print_memory(const TrainingRequest& r) {
   run.steps.compile(r.components.encoders.compile, false);
   for (size_t i = 0; i < run.steps.count(); ++i) {
     const auto plan = run.steps.program(i).memory();
-    check(plan.has_value(), Code::device, "this plugin does not say how much memory a program takes");
+    check(plan.has_value(), Code::device, "memory: this plugin does not report how much memory a program takes");
     const std::string expert = run.steps.count() > 1 ? " of " + run.plan.tasks[i].model() : "";
     fmt::print("training step{}: {}\n", expert, to_string(*plan));
     fmt::print("  arguments {}, outputs {}, of these in the same place {}, temporary {}, code {} bytes\n",
                plan->arguments, plan->outputs, plan->aliased, plan->temporary, plan->code);
     if (const int64_t beside = run.steps.bytes_beside(i); beside > 0)
-      fmt::print("  beside them {} bytes of the other models that are trained, {:.2f} GiB in all\n", beside,
+      fmt::print("  in addition {} bytes of the other models that are trained, {:.2f} GiB in all\n", beside,
                  static_cast<double>(plan->peak() + beside) / (1 << 30));
   }
 }
@@ -122,7 +122,7 @@ void inspect(const Words& words) {
       for (const ConfigKey& key : keys.keys()) fmt::print("{}\n", key.line());
     });
   check(!words.empty(), Code::invalid_config,
-        "inspect: what is missing; try: {0} inspect keys, or: {0} inspect config configs/quickstart.yml",
+        "inspect: expected what to print; try: {0} inspect keys, or: {0} inspect config configs/quickstart.yml",
         program_name());
   const std::string command = "inspect " + words[0];
   const Words config(words.begin() + 1, words.end());

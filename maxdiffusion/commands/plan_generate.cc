@@ -43,7 +43,7 @@ HostArray read_latents(const std::string& path) try {
         "'{}' has no tensor 'latents' of four axes (images, channels, height, width) or five (of videos)", path);
   return channels_last(it->second.cast(DType::f32));
 } catch (Error& e) {
-  throw e.note("latents names this file");
+  throw e.note("in the key latents");
 }
 
 }  // namespace
@@ -75,7 +75,7 @@ GeneratePlan plan_generate(const GenerateRequest& r, const GenerateOptions& how)
                     .profile = r.profile,
                     .rules = r.rules};
   plan.pipeline.model = what.keys;
-  check(!plan.folder.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
+  check(!plan.folder.empty(), Code::invalid_config, "output_dir is empty; expected a folder: output_dir=FOLDER");
   return plan;
 }
 

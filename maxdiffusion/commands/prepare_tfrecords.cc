@@ -57,9 +57,9 @@ void write_encoded(const TrainingRequest& r, const std::shared_ptr<const RecordS
   const Family& family = *models.family();
   const HostRng rng(r.run.seed, "prepared posterior");
   const auto noise = [&](size_t n) {
-    std::vector<float> drawn(n);
-    rng.fill(HostRng::Distribution::normal, 1, static_cast<uint64_t>(shards.count()) * n, drawn);
-    return drawn;
+    std::vector<float> random(n);
+    rng.fill(HostRng::Distribution::normal, 1, static_cast<uint64_t>(shards.count()) * n, random);
+    return random;
   };
   ImageConfig config{.resolution = keys.resolution, .center_crop = keys.center_crop, .random_crop = keys.random_crop};
   if (family.spec().videos()) config = plan_images(r.data, family);
@@ -85,8 +85,9 @@ void write_encoded(const TrainingRequest& r, const std::shared_ptr<const RecordS
                      numbers_of(r, shards.count()));
     }
   }
-  check(shards.count() > 0, Code::io, "{}: none of {} images decodes; the first: {}", source->name(), skipped, first);
-  if (skipped > 0) log_warning("{}: {} images do not decode and were skipped", source->name(), skipped);
+  check(shards.count() > 0, Code::io, "{}: none of {} images can be decoded; the first: {}", source->name(), skipped,
+        first);
+  if (skipped > 0) log_warning("{}: {} images cannot be decoded and are skipped", source->name(), skipped);
 }
 
 int64_t write_records(const TrainingRequest& r, const std::string& folder) {
@@ -106,7 +107,7 @@ int64_t write_records(const TrainingRequest& r, const std::string& folder) {
   else
     write_stored(source, from.config, shards);
   check(!for_evaluation || shards.count() == keys.num_eval_samples, Code::io,
-        "{}: {} records could be encoded, num_eval_samples is {}", source->name(), shards.count(),
+        "{}: {} records can be encoded; expected {}, as num_eval_samples says", source->name(), shards.count(),
         keys.num_eval_samples);
   shards.close();
   return shards.count();
@@ -117,10 +118,10 @@ int64_t write_records(const TrainingRequest& r, const std::string& folder) {
 int64_t prepare_tfrecords(const TrainingRequest& r) {
   r.rules.check_tfrecords();
   if (!r.data.tfrecords.extracted_files_dir.empty())
-    log_warning("extracted_files_dir has no effect: .tar files are read where they lie");
+    log_warning("extracted_files_dir has no effect: .tar files are read in place");
   const std::string& place = r.data.tfrecords.tfrecords_dir;
   if (!is_remote(place)) return write_records(r, place);
-  check(list_all_files(place).empty(), Code::io, "'{}' holds something; name a new folder", shown(place));
+  check(list_all_files(place).empty(), Code::io, "tfrecords_dir '{}': not empty; expected a new folder", shown(place));
   const std::string here = local_cache_path(place);
   remove_folder(here);
   const int64_t count = write_records(r, here);

@@ -95,7 +95,7 @@ void run_command(const Words& words) {
   const Command& c = command_of(words[0]);
   if (std::ranges::any_of(words, asks_for_help)) return print_help(c);
   if (const int64_t count = launch_of_environment().count; count > 1 && !c.joint)
-    throw Error(Code::invalid_config, fmt::format("{} is done by one process, not by {}", c.name, count))
+    throw Error(Code::invalid_config, fmt::format("{} runs in one process; found {}", c.name, count))
         .note("try: without the MPI launcher");
   const bool as_reference = words[0] != c.name && c.as_reference;
   (as_reference ? c.as_reference : c.run)(Words(words.begin() + 1, words.end()));

@@ -26,7 +26,7 @@ void check_repeated_keys(const ReferenceConventions& reference, int64_t norm_num
 
 /// By the folder's pipeline class; one that MaxDiffusion does not know has none.
 ReferenceConventions reference_conventions(const ModelFolder& folder);
-/// What tells a file of a family that is not here: a key, and how its value begins.
+/// What marks a file of an unsupported family: a key, and how its value begins.
 struct MissingFamily {
   const char *name, *key, *value = "";
 };

@@ -75,8 +75,8 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
     spec.size_conditioning = {{kSizes, {DType::f32, {6}}}};
   }
   check(unet.in_channels != 2 * vae->channels + 1, Code::invalid_config,
-        "{}: this UNet takes {} channels: it is that of an inpainting model, which sees a mask and the masked image "
-        "beside the latents and is not supported; models of text to image take {}",
+        "{}: this UNet takes {} channels: it is an inpainting model, which takes a mask and the masked image and is "
+        "not supported; expected {}, as in text to image",
         folder.path(), unet.in_channels, vae->channels);
   check(unet.in_channels == vae->channels, Code::invalid_config,
         "unet: in_channels is {}; expected {}, the autoencoder's latent channels: models that take more than latents "

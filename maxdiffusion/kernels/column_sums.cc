@@ -45,7 +45,7 @@ ffi::Error column_sums_kernel(ffi::ThreadPool pool, ffi::AnyBuffer x, ffi::Resul
   const auto results = static_cast<int64_t>(y->element_count()), size = static_cast<int64_t>(x.element_count());
   const int64_t width = x.dimensions().size() == 0 ? 0 : x.dimensions().back();
   if (width == 0 || results == 0 || results % width != 0 || size % results != 0)
-    return ffi::Error::InvalidArgument("md_column_sums: the result is not made of rows of x");
+    return ffi::Error::InvalidArgument("md_column_sums: the result has not the rows of x");
   const int64_t groups = results / width, rows = size / results;
   if (x.element_type() == ffi::F32)
     sum(pool, static_cast<const float*>(x.untyped_data()), groups, rows, width, y->typed_data());

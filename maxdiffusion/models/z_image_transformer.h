@@ -46,7 +46,7 @@ struct ZImageInputs {
 /// The time's embedding, norms, modulation and the last projection are computed in f32.
 Tensor z_image_transformer(const Scope& s, const ZImageTransformerConfig& config, const ZImageInputs& in);
 
-/// Asks for every parameter (registry.h).
+/// Requests every parameter (registry.h).
 void trace_z_image_transformer(const Scope& s, const ZImageTransformerConfig& config);
 
 }  // namespace md

@@ -50,7 +50,7 @@ struct PlatformDef {
   /// Why no such device is attached, found without loading the plugin, which may block for minutes; empty: one may be
   /// attached. `root`: parent of /dev and /sys, for tests. Null: always attached.
   std::string (*absent)(const std::string& root) = nullptr;
-  /// What this machine's processor lacks for one of the plugin_files; empty: nothing. Null: none asks for much.
+  /// What this machine's processor lacks for one of the plugin_files; empty: nothing. Null: none needs much.
   std::string (*lacking)(std::string_view plugin_file) = nullptr;
 };
 

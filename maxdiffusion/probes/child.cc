@@ -28,7 +28,7 @@ constexpr size_t kKept = 4 << 20;
 /// Both ends are closed on exec; the child's copies by dup2 are not.
 struct Pipe {
   Pipe() {
-    check(::pipe2(ends.data(), O_CLOEXEC) == 0, Code::device, "no pipe could be made: {}", std::strerror(errno));
+    check(::pipe2(ends.data(), O_CLOEXEC) == 0, Code::device, "pipe: {}", std::strerror(errno));
     ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   }
   ~Pipe() {

@@ -11,7 +11,7 @@ namespace md {
 
 struct ChildOptions {
   double seconds = 60;                             // then it is killed, with all that it has started
-  std::map<std::string, std::string> environment;  // beside this process's
+  std::map<std::string, std::string> environment;  // in addition to this process's
   std::vector<std::string> without;                // variables whose names begin so are left out
   std::string log;                                 // file that gets what it prints as well; empty: none
   /// Asked several times a second; true kills it. May be empty.

@@ -245,8 +245,7 @@ void show_folder(const std::string& folder) {
 Findings probe_folder(const FolderProbe& p) {
   if (p.folder.empty()) return {};
   if (is_remote(p.folder))
-    return {
-        ok(p.name, fmt::format("{}: an object store, which is not looked at; `check` writes to it", shown(p.folder)))};
+    return {ok(p.name, fmt::format("{}: an object store, not probed here; `check` writes to it", shown(p.folder)))};
   const ChildResult r = run_child({own_program(), "doctor", "probe=folder", p.folder}, {.seconds = p.seconds});
   const json seen = line_of(r);
   const std::string elsewhere = fmt::format("{}=FOLDER on another disk", p.key);
@@ -329,7 +328,7 @@ Findings probe_hosts() {
     case Reach::answers: return {ok("hosts", what + " answers")};
     case Reach::refuses: return {ok("hosts", what + " can be reached; nothing listens there before a run starts")};
     case Reach::unknown:
-      return {error("hosts", fmt::format("nobody knows the address of {}", launch.coordinator),
+      return {error("hosts", fmt::format("the address of {} cannot be resolved", launch.coordinator),
                     fmt::format("getent hosts {}", launch.coordinator))};
     case Reach::silent: break;
   }

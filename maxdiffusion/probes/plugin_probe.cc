@@ -64,8 +64,8 @@ void multiply(const pjrt::Client& client, int device) {
   HostArray result(ones.shape());
   out[0][0].copy_to_host(result.mutable_data(), result.bytes(), 2).wait();
   for (const float v : result.view<float>())
-    check(std::abs(v - static_cast<float>(kWidth)) < 1, Code::device, "device {} computes {} where {} is right", device,
-          v, kWidth);
+    check(std::abs(v - static_cast<float>(kWidth)) < 1, Code::device, "device {} computes {}; expected {}", device, v,
+          kWidth);
 }
 
 /// The cure of a plugin that is damaged, or hangs.
@@ -237,9 +237,9 @@ Finding judge_driver(const std::string& version, const std::string& plugin) {
   if (version.empty())
     return warning("gpu driver", "/proc/driver/nvidia/version does not say its version", "nvidia-smi");
   if (std::stoi(version) < wanted)
-    return error("gpu driver", fmt::format("{}, but the plugin '{}' wants {} or newer", version, plugin, wanted),
+    return error("gpu driver", fmt::format("{}; the plugin '{}' needs {} or newer", version, plugin, wanted),
                  fmt::format("apt-get install nvidia-driver-{}, or this system's driver of that version", wanted));
-  return ok("gpu driver", wanted > 0 ? fmt::format("{}; {} or newer is wanted", version, wanted) : version);
+  return ok("gpu driver", wanted > 0 ? fmt::format("{}; {} or newer is needed", version, wanted) : version);
 }
 
 Findings probe_gpu_driver(const PluginProbe& p) {

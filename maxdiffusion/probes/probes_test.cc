@@ -75,7 +75,7 @@ TEST(GpuDriver, IsReadAndComparedWithWhatThePluginWants) {
   const std::string plugin = "/x/jax_plugins/xla_cuda13/xla_cuda_plugin.so";
   const Finding old = judge_driver("550.54.15", plugin);
   EXPECT_EQ(old.status, Finding::Status::error);
-  EXPECT_EQ(old.found, "550.54.15, but the plugin '" + plugin + "' wants 580 or newer");
+  EXPECT_EQ(old.found, "550.54.15; the plugin '" + plugin + "' needs 580 or newer");
   EXPECT_NE(old.cure.find("nvidia-driver-580"), std::string::npos);
   EXPECT_EQ(judge_driver("580.82.07", plugin).status, Finding::Status::ok);
   EXPECT_EQ(judge_driver("550.54.15", "/x/xla_cuda12/p.so").status, Finding::Status::ok);

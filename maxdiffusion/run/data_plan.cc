@@ -19,8 +19,9 @@ bool is_elsewhere(const DataSourceConfig& s) {
 }
 
 /// Checks a size of the model against the key that says what it should be.
-void compare_size(const char* key, const std::optional<int64_t>& said, int64_t size) {
-  check(!said || *said == size, Code::invalid_config, "{} is {}, but this model's is {}", key, said.value_or(0), size);
+void compare_size(const char* key, const std::optional<int64_t>& given, int64_t size) {
+  check(!given || *given == size, Code::invalid_config, "{} is {}; expected {}, this model's", key, given.value_or(0),
+        size);
 }
 
 }  // namespace
@@ -53,7 +54,7 @@ DataSourceConfig prepare_source(const SourcePlan& plan) {
     return s;
   }
   check(s.dataset_name.find('/') != std::string::npos, Code::invalid_config,
-        "dataset_name={} needs dataset_save_location", s.dataset_name);
+        "dataset_save_location is empty; expected a folder for dataset_name={}", s.dataset_name);
   processes().coordinator_first("emoji", [&] {
     if (exists(s.dataset_name + "/metadata.jsonl")) return;
     log_info("rendering the emoji into {}", s.dataset_name);
@@ -111,7 +112,7 @@ ImageConfig plan_images(const DataKeys& keys, const Family& family) {
       try {
         family.latent_dims({size.height, size.width, f});
       } catch (Error& e) {
-        e.note(fmt::format("{} is one of frame_buckets", f));
+        e.note(fmt::format("in frame_buckets: {}", f));
         throw;
       }
       sizes.push_back({size.height, size.width, f});
@@ -123,9 +124,9 @@ ImageConfig plan_images(const DataKeys& keys, const Family& family) {
     return p;
   }
   check(k.bucket_reso_steps % family.spec().size_multiple() == 0, Code::invalid_config,
-        "bucket_reso_steps is {}; expected a multiple of {}, by which this autoencoder and UNet shrink an image",
+        "bucket_reso_steps is {}; expected a multiple of {}, the downscale of this autoencoder and UNet",
         k.bucket_reso_steps, family.spec().size_multiple());
-  if (k.bucket_no_upscale) log_info_once("bucket_no_upscale: min_bucket_reso and max_bucket_reso do not count");
+  if (k.bucket_no_upscale) log_info_once("min_bucket_reso, max_bucket_reso ignored: bucket_no_upscale=true");
   try {
     p.buckets.emplace(AspectBucketConfig{k.resolution,
                                          k.min_bucket_reso,
@@ -134,18 +135,17 @@ ImageConfig plan_images(const DataKeys& keys, const Family& family) {
                                          k.bucket_no_upscale,
                                          {frames.begin(), frames.end()}});
   } catch (Error& e) {
-    throw e.note("enable_bucket=true asks for buckets");
+    throw e.note("with enable_bucket=true");
   }
   return p;
 }
 
 void plan_synthetic(const DataKeys& keys, const RunInfo& run, DenoiseTask& task, DataSourceConfig& source) {
   const SyntheticKeys& k = keys.synthetic;
-  check(
-      task.caption_dropout == 0 && !task.masked && !task.sizes && keys.images.frame_buckets.empty(),
-      Code::invalid_config,
-      "dataset_type synthetic makes encoded samples here, which have no masks, no sizes and no empty caption; try "
-      "without caption_dropout, masked_loss, alpha_mask, enable_bucket, frame_buckets and original_size_conditioning");
+  check(task.caption_dropout == 0 && !task.masked && !task.sizes && keys.images.frame_buckets.empty(),
+        Code::invalid_config,
+        "dataset_type is synthetic: its encoded samples have no masks, no sizes and no empty caption; expected none of "
+        "caption_dropout, masked_loss, alpha_mask, enable_bucket, frame_buckets, original_size_conditioning");
   task.size = {k.synthetic_override_height.value_or(task.size.height),
                k.synthetic_override_width.value_or(task.size.width),
                k.synthetic_override_num_frames.value_or(task.size.frames)};

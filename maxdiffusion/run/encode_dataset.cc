@@ -124,7 +124,8 @@ CachedImages cache_here(const ImagesInBuckets& images, const ImageConfig& config
   }
   for (const auto& c : caches)
     for (const std::string& reason : c->left_out()) log_warning("skipped {}", reason);
-  if (!missing.empty()) log_info("caching {} in {}: {} of {} are there", cache.title, cache.folder, done, total);
+  if (!missing.empty())
+    log_info("caching {} in {}: {} of {} are cached already", cache.title, cache.folder, done, total);
   const auto load = [&](size_t i) {
     const auto& [b, part] = missing[i];
     return load_images(*images.source, part_of(images.records[b], part), config,
@@ -154,9 +155,9 @@ CachedImages cache_here(const ImagesInBuckets& images, const ImageConfig& config
     out.buckets.push_back(caches[b]);
   }
   const std::string& name = images.source->name();
-  check(!out.buckets.empty(), Code::io, "{}: none of {} images decodes; the first: {}", name, total, first);
+  check(!out.buckets.empty(), Code::io, "{}: none of {} images can be decoded; the first: {}", name, total, first);
   out.skipped += damaged;
-  if (damaged > 0) log_warning("{}: {} of {} images do not decode and were skipped", name, damaged, total);
+  if (damaged > 0) log_warning("{}: {} of {} images cannot be decoded and are skipped", name, damaged, total);
   return out;
 }
 

@@ -17,7 +17,8 @@ namespace md {
 
 /// Called with the number of images that are done.
 using Encoded = std::function<void(int64_t)>;
-/// Fields made of images that were decoded together, axis 0 for the images. "mirrored.x" is x of the mirrored image.
+/// Fields computed from images that were decoded together, axis 0 for the images. "mirrored.x" is x of the mirrored
+/// image.
 using EncodeImages = std::function<HostArrays(const LoadedImages&, const Encoded&)>;
 
 struct CacheConfig {

@@ -48,7 +48,7 @@ std::vector<std::string> homes(const RunSearch& s) {
 }
 
 std::string place_of(const RunSearch& s) {
-  check(!s.output_dir.empty(), Code::invalid_config, "output_dir is empty; give output_dir=FOLDER");
+  check(!s.output_dir.empty(), Code::invalid_config, "output_dir is empty; expected a folder: output_dir=FOLDER");
   return below(s.output_dir, s.run_name);
 }
 
@@ -91,26 +91,25 @@ std::vector<std::string> runs_in(const std::string& home) {
   const std::string run = s.run_name.empty() ? "" : fmt::format(" of the run '{}'", s.run_name);
   Error e(Code::invalid_config,
           where.empty()
-              ? fmt::format("the config trains a model ({}), and names no run that has", fmt::join(s.untrained, ", "))
+              ? fmt::format("run_name is empty; expected a run with a checkpoint: the config trains a model ({})",
+                            fmt::join(s.untrained, ", "))
           : s.untrained.empty()
               ? fmt::format("there is no checkpoint{} in {}", run, fmt::join(where, " or "))
-              : fmt::format(
-                    "there is no checkpoint{} in {}, and the config says how to train a model ({}), not where one is",
-                    run, fmt::join(where, " or "), fmt::join(s.untrained, ", ")));
+              : fmt::format("there is no checkpoint{} in {}; expected one: the config trains a model ({})", run,
+                            fmt::join(where, " or "), fmt::join(s.untrained, ", ")));
   std::string example = "FOLDER_OF_RUN";
   for (const std::string& home : homes(s)) {
     const std::vector<std::string> names = runs_in(home);
     if (names.empty()) {
-      e.note(fmt::format("'{}' holds no run with a checkpoint", shown(home)));
+      e.note(fmt::format("'{}': no run with a checkpoint", shown(home)));
       continue;
     }
     e.note(fmt::format("runs with checkpoints in '{}': {}", shown(home), fmt::join(names, ", ")));
     const std::string near = nearest(s.run_name, names);
     if (example == "FOLDER_OF_RUN" || !near.empty()) example = below(home, near.empty() ? names[0] : near);
   }
-  throw e.note(
-      fmt::format("try: {} generate {} prompt=…, or pretrained_model_name_or_path=FOLDER for a model that is there",
-                  program_name(), example));
+  throw e.note(fmt::format("try: {} generate {} prompt=…, or pretrained_model_name_or_path=FOLDER for another model",
+                           program_name(), example));
 }
 
 }  // namespace
@@ -135,9 +134,10 @@ ModelToSample model_to_sample(const RunSearch& s) {
     if (steps.empty()) continue;
     for (int64_t newer : checkpoint_folders(p.checkpoints))
       if (newer > steps.back())
-        log_warning("{}/{} is damaged: its state.json is missing, or no JSON", p.checkpoints, newer);
+        log_warning("{}/{} is damaged: state.json is missing or not JSON; an older checkpoint is used", p.checkpoints,
+                    newer);
     ModelToSample out{checkpoint_folder(p.checkpoints, steps.back()), s.model, p.folder};
-    log_info("the run has trained: its checkpoint {} is used", shown(out.model));
+    log_info("the run's checkpoint {} is used", shown(out.model));
     ModelKeys& m = out.keys;
     for (const auto& [key, place] : {std::pair{"unet_checkpoint", &m.unet_checkpoint},
                                      {"lightning_repo", &m.lightning_repo},
@@ -152,7 +152,7 @@ ModelToSample model_to_sample(const RunSearch& s) {
   }
   if (!s.untrained.empty() || is_of_run(s) || s.on_command_line.contains("checkpoint_dir")) refuse(s, searched);
   if (!searched.empty())
-    log_warning("there is no checkpoint of the run '{}' in '{}'; the config's model '{}' is used as it is", s.run_name,
+    log_warning("there is no checkpoint of the run '{}' in '{}'; the config's model '{}' is used", s.run_name,
                 shown(searched[0].checkpoints), model);
   return {model, s.model, s.output_dir};
 }

@@ -18,12 +18,12 @@ void write_lora_layout(const std::string& path, const LoraFile& lora, const Mode
   } else if (layout == "comfyui" || (layout.empty() && family.spec().lora.original_names)) {
     write_comfyui_lora(path, lora, names);
   } else {
-    std::map<std::string, std::string> said = metadata;
+    std::map<std::string, std::string> kohya_metadata = metadata;
     if (const std::string version = family.spec().lora.kohya_version; !version.empty()) {
-      said["ss_base_model_version"] = version;
-      said["ss_v2"] = version.starts_with("sd_v2") ? "True" : "False";
+      kohya_metadata["ss_base_model_version"] = version;
+      kohya_metadata["ss_v2"] = version.starts_with("sd_v2") ? "True" : "False";
     }
-    write_kohya_lora(path, lora, names, family.spec().text_components().size() == 2, said);
+    write_kohya_lora(path, lora, names, family.spec().text_components().size() == 2, kohya_metadata);
   }
 }
 

@@ -85,7 +85,7 @@ void ModelComponents::free_text_encoder() {
   const std::vector<std::string> encoders = model_.family->spec().text_components();
   if (!text_encoder_ || std::ranges::any_of(encoders, [&](auto& e) { return model_.weights.location(e).empty(); }))
     return;
-  log_info("the text encoders leave the devices");
+  log_info("the text encoders are removed from the devices");
   text_encoder_.reset();
   return_freed_memory();
 }

@@ -30,7 +30,7 @@ class ModelComponents {
   const ModelFolder& folder() const { return model_.folder; }
   const std::shared_ptr<const Family>& family() const { return model_.family; }
   const Devices& devices() const { return devices_; }
-  /// What models around the trained one run on: this process's, which it may use by itself.
+  /// What models around the trained one run on: this process's, which it may use alone.
   const Devices& own_devices() const { return own_devices_; }
   DeviceCounts device_counts() const { return {devices_.count(), devices_.replicas()}; }
   /// As ModelWeights::open. Of the autoencoder, the table may hold only some parameters, such as the encoder's.

@@ -25,7 +25,7 @@ Outputs::Outputs(const RunInfo& run) {
   lock_.emplace(run.folder);
   std::vector<RemoteSync::Pair> pairs;
   if (is_remote(run.place)) {
-    log_info("{} is made in '{}' on this machine", shown(run.place), run.folder);
+    log_info("{}: written in '{}' and uploaded from there", shown(run.place), run.folder);
     lease_.emplace(run.place, this_process());
     const size_t root = split_location(below(run.place, "")).path.size();
     for (const FoundFile& f : list_all_files(run.place)) {

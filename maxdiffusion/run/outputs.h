@@ -12,8 +12,8 @@
 
 namespace md {
 
-/// A training run's folder: its locks, and where it is in a bucket, the folder of this machine that stands for it, with
-/// a mirror that carries over what is written there. What a resumed run reads besides checkpoints (config.yml, metrics)
+/// A training run's folder: its locks, and where it is in a bucket, a local folder, from which
+/// what is written there is uploaded. What a resumed run reads besides checkpoints (config.yml, metrics)
 /// is fetched first.
 class Outputs {
  public:

@@ -22,7 +22,7 @@ void Phase::write(const std::string& line) {
     FileWriter w(file_, FileWriter::Open::append);
     w.write((line + "\n").data(), line.size() + 1);
   } catch (const Error& e) {
-    log_warning("timing_metrics_file ends here, the run goes on: {}", e.what());
+    log_warning("timing_metrics_file cannot be written any more, training continues: {}", e.what());
     file_.clear();
   }
 }

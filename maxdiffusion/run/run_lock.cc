@@ -35,7 +35,7 @@ RunLock::RunLock(const std::string& folder, std::chrono::seconds patience) {
     if (error != EWOULDBLOCK) {  // a file system without locks
       ::close(fd_);
       fd_ = -1;
-      log_warning("lock '{}': {}; another run in this folder would not be noticed", path, std::strerror(error));
+      log_warning("lock '{}': {}; a second run in this folder is not detected", path, std::strerror(error));
       return;
     }
     if (std::chrono::steady_clock::now() < end) {  // it may be ending

@@ -22,7 +22,7 @@ void check_shared(const std::string& folder) {
     make_folders(folder);
     write_file_atomic(file, "");
   }
-  // The path is the leader's: a relative one may lead elsewhere from here, and so may the same one on another host.
+  // The path is the coordinator's: on another host the same path may be another folder.
   const std::string name = std::filesystem::path(all.from_coordinator("shared folder", file)).filename();
   bool seen = false;
   for (int i = 0; i < 30 && !(seen = exists(folder + "/" + name)); ++i)  // file systems of networks may be late
@@ -31,12 +31,10 @@ void check_shared(const std::string& folder) {
   if (all.is_coordinator()) std::filesystem::remove(file);
   for (size_t p = 0; p < gathered.size(); ++p)
     if (gathered[p].starts_with('-'))
-      throw Error(Code::io,
-                  fmt::format("'{}': process {} on '{}' does not find there what process 0 on '{}' has written", folder,
-                              p, gathered[p].substr(1), gathered[0].substr(1)))
-          .note(
-              "try: a folder of a file system that all hosts see, or output_dir=gs://BUCKET/PATH (or s3://…), with "
-              "which hosts need nothing else in common");
+      throw Error(Code::io, fmt::format("'{}': process {} on '{}' does not find a file that process 0 on '{}' has "
+                                        "written; expected one folder for all",
+                                        folder, p, gathered[p].substr(1), gathered[0].substr(1)))
+          .note("try: a folder of a shared file system, or output_dir=gs://BUCKET/PATH or s3://BUCKET/PATH");
 }
 
 }  // namespace md

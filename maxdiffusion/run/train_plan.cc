@@ -18,11 +18,12 @@ namespace {
 std::vector<std::string> trained_denoisers(const std::string& expert, const Family& family) {
   std::vector<std::string> all = family.spec().denoisers;
   if (all.size() != 2) {
-    check(expert.empty(), Code::invalid_config, "train_expert is '{}', but this model has one denoiser", expert);
+    check(expert.empty(), Code::invalid_config, "train_expert is '{}'; expected empty: this model has one denoiser",
+          expert);
     return all;
   }
   check(!expert.empty(), Code::invalid_config,
-        "train_expert is ''; this model has two denoisers: expected high, low or both");
+        "train_expert is empty; expected high, low or both: this model has two denoisers");
   if (expert == "both") return all;
   return {all[expert == "high" ? 0 : 1]};
 }
@@ -121,7 +122,7 @@ AutoencoderPlan plan_autoencoder(const LearningKeys& l, const LayerKeys& layers,
   plan.scope.quantization = nullptr;
   plan.scope.dropout = 0;  // of the denoiser
   check(plan.image_steps <= 0 || task.family->spec().videos(), Code::invalid_config,
-        "vae_image_steps is {}, but this model's media are images; set it to 0", plan.image_steps);
+        "vae_image_steps is {}; expected 0: this model generates images", plan.image_steps);
   return plan;
 }
 
@@ -193,16 +194,16 @@ EvalPlan plan_evaluation(const DataKeys& d, const EvalKeys& keys, const TrainPla
 /// What processes whose devices are one mesh cannot do yet: none has the trained weights whole.
 void check_joint_devices(const TrainingRequest& r) {
   const auto refuse = [](bool set, const char* key) {
-    check(!set, Code::invalid_config,
-          "{}: not yet by several processes with GPUs or TPUs, of which none has all weights", key);
+    check(!set, Code::invalid_config, "{}: not supported with several processes on GPUs or TPUs; expected one process",
+          key);
   };
   refuse(r.components.model.keys.train_new_vae, "train_new_vae");
   refuse(r.learning.lora.train_lora, "train_lora");
   refuse(!r.data.dreambooth.instance_data_dir.empty(), "instance_data_dir");
   if (r.samples)
     log_warning(
-        "prompt has no effect while processes with GPUs or TPUs train: convert makes a checkpoint a model folder, "
-        "which generate draws with");
+        "prompt ignored: several processes on GPUs or TPUs train; convert a checkpoint to a model folder, then use "
+        "generate");
 }
 
 }  // namespace
@@ -278,13 +279,13 @@ TrainPlan with_data(TrainPlan plan, const DenoiseTask& task, const std::vector<I
   set_rates(plan);
   // DreamBooth's few images come again and again; of others a batch holds none twice.
   check(plan.data.mode == DataMode::dreambooth || samples <= 0 || plan.batch_size() <= samples, Code::invalid_config,
-        "a batch is of {} samples, but the data holds {}; give a smaller per_device_batch_size", plan.batch_size(),
+        "per_device_batch_size: a batch of {} samples; expected at most {}, the number in the data", plan.batch_size(),
         samples);
   if (plan.optim.max_train_steps > 0) return plan;
   const int64_t epochs = plan.loop.keys.num_train_epochs;
   check(epochs > 0, Code::invalid_config, "You must set max_train_steps or num_train_epochs to a positive integer");
   check(samples > 0, Code::invalid_config,
-        "max_train_steps is {}, and the number of samples is not known before they are read; give max_train_steps",
+        "max_train_steps is {}; expected more than 0: the number of samples is not known before they are read",
         plan.optim.max_train_steps);
   plan.loop.step.optim.max_train_steps = std::max<int64_t>(1, epochs * samples / plan.update_size());
   return plan;

@@ -107,9 +107,10 @@ void open_recorded(ModelComponents& models, const TrainPlan& plan, TrainingData&
   const int64_t accumulation = plan.loop.step.accumulation;
   Replay replay = open_replay(file, *task.family, task.process);
   check(plan.optim.max_train_steps <= replay.steps, Code::invalid_config,
-        "max_train_steps is {}, replay_batches '{}' holds {} steps", plan.optim.max_train_steps, file, replay.steps);
+        "max_train_steps is {}; expected at most the number of steps in replay_batches '{}': {}",
+        plan.optim.max_train_steps, file, replay.steps);
   check(replay.batch_size % accumulation == 0, Code::invalid_config,
-        "replay_batches '{}' holds {} images a step, which {} gradient_accumulation_steps do not divide", file,
+        "replay_batches '{}': {} images a step; expected a multiple of gradient_accumulation_steps={}", file,
         replay.batch_size, accumulation);
   task.text = embeddings_input(replay.text_length);
   task.batch_size = part_of_replica(replay.batch_size / accumulation, plan.replicas);
@@ -134,11 +135,11 @@ void open_encoded_records(ModelComponents& models, const TrainPlan& plan, Traini
       [family = task.family](const Batch& b) { return family->spec().records->from_records(family->spec(), b); });
   const Batch first = data.batches->next();
   data.batches->seek({});
-  const bool drawn = first.contains("latents");
-  if (drawn) task.media = latents_input();
-  Dims latent = first.at(drawn ? "latents" : "moments").dims();
+  const bool random = first.contains("latents");
+  if (random) task.media = latents_input();
+  Dims latent = first.at(random ? "latents" : "moments").dims();
   latent.erase(latent.begin());
-  if (!drawn) latent.back() /= 2;
+  if (!random) latent.back() /= 2;
   task.size = task.family->spec().autoencoder->media_size(latent);
   const std::vector<Field> fields = task.family->spec().conditioning;
   if (!fields.empty() && fields[0].shape.rank() == 2) task.text = embeddings_input(first.at(fields[0].name).dims()[1]);
@@ -195,8 +196,8 @@ TrainingData open_training_data(ModelComponents& models, const TrainPlan& plan, 
                             open_synthetic, open_dreambooth,     open_recorded};
   const DataMode mode = plan.data.mode;
   check(!plan.task.images || (mode != DataMode::images && mode != DataMode::encoded_records), Code::invalid_config,
-        "this model begins its media with images, which are taken from clips and encoded once; try: clips, with "
-        "cache_latents_text_encoder_outputs=true, or replay_batches");
+        "cache_latents_text_encoder_outputs: false or encoded records; expected true and clips: this model is "
+        "conditioned on images, which are encoded once");
   const bool as_read = !encode && (mode == DataMode::cached_latents || mode == DataMode::dreambooth);
   TrainingData data{plan.task, nullptr};
   (as_read ? open_images : kOpen[static_cast<size_t>(mode)])(models, plan, data);
@@ -231,13 +232,13 @@ HeldOut held_out_samples(ModelComponents& models, const TrainPlan& plan) {
   auto add = [&](const Record& r) {
     for (const auto& [name, a] : r.arrays) {
       const Shape& shape = first.try_emplace(name, a.shape()).first->second;
-      check(a.shape() == shape, Code::io, "{}: '{}' is {}, unlike that of the records before, {}", r.name, name,
+      check(a.shape() == shape, Code::io, "{}: '{}' is {}; expected {}, as in the records before", r.name, name,
             to_string(a.shape()), to_string(shape));
     }
     const auto time = r.arrays.find(own_time);
     const bool has_time = time != r.arrays.end();
     check(held.count == 0 || has_time != held.timesteps.empty(), Code::io,
-          "{}: some records of '{}' have '{}' and some have not", r.name, eval.keys.eval_data_dir, own_time);
+          "{}: some records of '{}' have '{}' and some do not", r.name, eval.keys.eval_data_dir, own_time);
     ++held.count;
     if (!has_time) return;
     check(time->second.shape().elements() == 1, Code::io, "{}: '{}' is {}, expected one number", r.name, own_time,

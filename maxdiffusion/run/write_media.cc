@@ -53,7 +53,7 @@ void write_media(const std::string& prefix, const std::string& type, const HostA
   const bool videos = media.dims().size() == 5;
   const std::string folder = std::filesystem::path(prefix).parent_path();
   if (type == "np") return write_tensor(folder, videos ? "video" : "images", unit_range(media), taken);
-  check(videos || type != "mp4", Code::invalid_config, "output_type is mp4, but this model draws images; try: png");
+  check(videos || type != "mp4", Code::invalid_config, "output_type is mp4; expected png: this model generates images");
   make_folders(folder);
   const int64_t first = next_number(taken, std::filesystem::path(prefix).filename());
   for (int64_t i = 0; i < media.dims()[0]; ++i) {

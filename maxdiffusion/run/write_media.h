@@ -16,7 +16,7 @@ namespace md {
 /// images_2.safetensors). Logs each. Throws io; invalid_config for mp4 of images.
 void write_media(const std::string& prefix, const std::string& type, const HostArray& media, double fps,
                  const std::function<PngTexts(int64_t i)>& texts = {}, const std::set<std::string>& taken = {});
-/// An image to show beside others: of a video (u8 [F, H, W, 3]) five of its frames side by side, of an image itself.
+/// An image to show next to others: of a video (u8 [F, H, W, 3]) five of its frames side by side, of an image itself.
 HostArray preview_of(const HostArray& rgb);
 /// latents: f32 [N, …, C] → `folder`/latents.safetensors, channels first. `taken`: as write_media has it.
 void write_latents(const std::string& folder, const HostArray& latents, const std::set<std::string>& taken = {});

@@ -97,13 +97,17 @@ nlohmann::json parse_scheduler_config(const std::string& text) {
   }
 }
 
+namespace {
+
 /// The classes, first that which `name` misspells. All end alike, so a near name with another beginning is another
 /// sampler: LMSDiscreteScheduler is no HeunDiscreteScheduler.
-static std::string nearest_classes_first(const std::string& name) {
+std::string nearest_classes_first(const std::string& name) {
   constexpr size_t kBeginning = 2;
   const std::string near = nearest(name, scheduler_names());
   return nearest_first(near.substr(0, kBeginning) == name.substr(0, kBeginning) ? near : "", scheduler_names());
 }
+
+}  // namespace
 
 std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& given, const SampleFacts& facts) {
   check(given.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", given.dump());

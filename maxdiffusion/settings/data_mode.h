@@ -1,4 +1,4 @@
-// What the batches of a training run are made of: one answer for everything that asks.
+// Where the batches of a training run come from: decided in one place.
 #pragma once
 
 #include "maxdiffusion/settings/run_config.h"

@@ -18,7 +18,7 @@ struct OpenedModels {
   MediaSize samples;  // size of what is sampled
 };
 
-/// The rules over one config's keys. It says which keys break them, and gives nobody their values.
+/// The rules over one config's keys. It names the keys that break them.
 class KeyRules {
  public:
   explicit KeyRules(const RunConfig& config) : config_(std::make_shared<const RunConfig>(config)) {}

@@ -12,7 +12,7 @@ namespace md {
 
 /// Declared so that files which name them are read. Source: MaxDiffusion's configs/base_xl.yml and its siblings.
 struct ReferenceKeys {
-  // How the reference arranges work that is arranged by itself here; any value will do.
+  // How the reference arranges work that needs no key here; any value is accepted.
   bool jit_initializers = true, from_pt = true, controlnet_from_pt = true, lightning_from_pt = true;
   bool split_head_dim = true, mask_padding_tokens = true, skip_jax_distributed_system = false, offload_encoders = true;
   int64_t tokenize_captions_num_proc = 4, transform_images_num_proc = 4;

@@ -73,8 +73,9 @@ void check_sampler(const std::string& given) {
   if (given.empty() || !sampler_name(given).empty()) return;
   const std::vector<std::string> known = sampler_names();
   const bool missing = is_unsupported_sampler(given);
-  Error e(Code::invalid_config, fmt::format("scheduler is '{}'{}; expected one of: {}", given,
-                                            missing ? ", which is not supported" : "", nearest_first(given, known)));
+  Error e(Code::invalid_config,
+          fmt::format("scheduler is '{}'{}; expected one of: {}", given, missing ? ", which is not supported" : "",
+                      missing ? fmt::format("{}", fmt::join(known, ", ")) : nearest_first(given, known)));
   constexpr const char* kOfRates[] = {"constant",   "constant_with_warmup", "linear", "cosine", "cosine_with_restarts",
                                       "polynomial", "piecewise_constant"};
   if (std::ranges::find(kOfRates, given) != std::end(kOfRates))

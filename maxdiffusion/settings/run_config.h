@@ -53,7 +53,7 @@ struct RunKeys {
   }
 };
 
-/// Training of one subject beside images of its class. Source: Ruiz et al. 2022 (DreamBooth).
+/// Training on one subject and images of its class. Source: Ruiz et al. 2022 (DreamBooth).
 struct DreamboothKeys {
   std::string instance_data_dir, class_data_dir, instance_prompt, class_prompt;
   double prior_loss_weight = 1;
@@ -73,7 +73,7 @@ struct DreamboothKeys {
   }
 };
 
-/// How an update is made of steps, beside the optimizer's keys.
+/// How steps become an update, without the optimizer's keys.
 struct UpdateKeys {
   double ema_decay = 0, text_encoder_learning_rate = 4.25e-6;
   int64_t gradient_accumulation_steps = 1;
@@ -96,7 +96,7 @@ struct HubKeys {
   }
 };
 
-/// What batches are made of.
+/// The data of batches.
 struct DataKeys {
   DataSourceConfig source;
   ImageKeys images;
@@ -108,7 +108,7 @@ struct DataKeys {
   SampleFileKeys sample;  // sizes of videos
 };
 
-/// What is learned from them, and how.
+/// What is trained, and how.
 struct LearningKeys {
   SchedulerKeys scheduler;
   ProcessKeys process;

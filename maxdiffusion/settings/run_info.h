@@ -16,9 +16,9 @@ namespace md {
 
 struct RunInfo {
   std::string name;
-  std::string folder;          // output_dir/run_name, or the folder of this machine that stands for it; empty: no name
-  std::string place;           // where the folder's files are in the end: the same, or in a bucket
-  std::string checkpoint_dir;  // may be in a bucket; empty: no name
+  std::string folder;                  // output_dir/run_name, or its local copy, if that is in a bucket; empty: no name
+  std::string place;                   // where the folder's files are in the end: the same, or in a bucket
+  std::string checkpoint_dir;          // may be in a bucket; empty: no name
   uint64_t seed = 0, sample_seed = 0;  // the same in all processes
   bool is_coordinator = true;          // of process 0, the only one that writes the run's files and samples
   bool has_all_weights = true;         // not of several processes whose GPUs or TPUs are one mesh

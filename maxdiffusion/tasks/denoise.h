@@ -52,7 +52,7 @@ struct DenoiseTask : Task {
   bool sizes = false;       // every batch has FamilySpec::size_conditioning
   bool images = false;      // every batch has ImageConditioning::fields
   std::string expert = {};  // of FamilySpec::denoisers, the one that is trained; empty: FamilySpec::denoiser
-  std::string name = {};    // label(): what tells this task from the others of its run
+  std::string name = {};    // label(): how this task differs from the others of its run
   /// DreamBooth: the weight of the loss of a second batch, whose fields have the prefix class_. Absent: there is none.
   std::optional<double> prior_loss_weight;
 

@@ -99,13 +99,14 @@ TEST(CompileAheadForGpus, KeysOfGpusAndOfTpusAreNotMixed) {
     EXPECT_EQ(o.status, 2) << o.err;
     return o.err;
   };
-  EXPECT_TRUE(contains(refusal({"topology=v5p:2x2x1", "gpu=h100"}), "gpu is 'h100', but hardware is cpu"));
+  EXPECT_TRUE(contains(refusal({"topology=v5p:2x2x1", "gpu=h100"}), "gpu is 'h100' and hardware is cpu"));
   EXPECT_TRUE(contains(refusal({"hardware=gpu", "gpu=h100"}), "topology is empty"));
-  EXPECT_TRUE(contains(refusal({"hardware=gpu", "gpu=h100", "topology=v5p:2x2x1"}), "'v5p:2x2x1' is none of GPUs"));
+  EXPECT_TRUE(contains(refusal({"hardware=gpu", "gpu=h100", "topology=v5p:2x2x1"}),
+                       "topology is 'v5p:2x2x1'; expected numbers such as 1x1x8"));
   EXPECT_TRUE(
       contains(refusal({"hardware=gpu", "topology=1x1x8"}), "gpu is ''; expected one of: b200, h200, h100, a100"));
   EXPECT_TRUE(contains(refusal({"hardware=gpu", "gpu=h100", "topology=1x1x8", "compile_topology_num_slices=2"}),
-                       "compile_topology_num_slices is 2, which is for TPUs"));
+                       "compile_topology_num_slices is 2; expected 1: of GPUs"));
 }
 
 }  // namespace

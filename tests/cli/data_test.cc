@@ -185,7 +185,7 @@ TEST_F(DataRuns, TfrecordsForEvaluationHaveTimesteps) {
   EXPECT_NE(one.at("eval_loss_timestep_750"), own.at("eval_loss_timestep_750"));
   for (const auto& [word, status, says] : std::vector<std::tuple<std::string, int, std::string>>{
            {"num_eval_samples=5", 2, "expected a multiple of the 2 timesteps_list"},
-           {"num_eval_samples=6", 4, "5 records could be encoded, num_eval_samples is 6"},
+           {"num_eval_samples=6", 4, "5 records can be encoded; expected 6, as num_eval_samples says"},
            {"random_flip=true", 2, "cannot be combined with random_flip"},
            {"cache_latents_text_encoder_outputs=false", 2, "timesteps belong to encoded records"}}) {
     std::vector<std::string> bad = words;

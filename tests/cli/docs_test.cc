@@ -66,13 +66,15 @@ std::vector<std::string> code_of(const std::string& cell) {
   return out;
 }
 
-bool says(const std::string& text, const std::string& word) {
+/// Where a text has a word or phrase, not as a part of a longer word; npos: nowhere.
+size_t find_word(const std::string& text, const std::string& word) {
   auto letter = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
   for (size_t at = 0; (at = text.find(word, at)) != std::string::npos; ++at)
     if ((at == 0 || !letter(text[at - 1])) && (at + word.size() == text.size() || !letter(text[at + word.size()])))
-      return true;
-  return false;
+      return at;
+  return std::string::npos;
 }
+bool says(const std::string& text, const std::string& word) { return find_word(text, word) != std::string::npos; }
 
 /// All definitions of a function or class of this name: from a line at the margin that names it to the next that closes
 /// a brace there.
@@ -490,16 +492,96 @@ TEST(Docs, TheLicenceIsNamedByItsIdentifier) {
   EXPECT_TRUE(read_file(kRoot + "LICENSE").starts_with("SPDX-License-Identifier: Apache-2.0\n"));
 }
 
-/// Words that the field does not use for what they meant here, in lines that people read first.
-std::vector<std::string> words_out_of_use(const std::string& text) {
-  static const std::regex word(
-      "\\b(draws?|drawn|drawing|images?|told|tells|beside|steers?|obeys?|thin(ner)?|gone on|goes on|not "
-      "here|lies|judges?|"
-      "told|anew|whoever|nobody)\\b");
+/// tests/cli/words_out_of_use.txt, which says what its lines mean.
+struct WordsOutOfUse {
+  std::map<std::string, std::string> instead;              // of each word or phrase
+  std::vector<std::pair<std::string, std::string>> allow;  // file or folder, text
+};
+WordsOutOfUse read_words(const std::string& text) {
+  WordsOutOfUse out;
+  for (const std::string& line : lines_of(text)) {
+    if (line.empty() || line.starts_with("#")) continue;
+    const size_t colon = line.find(": ");
+    if (constexpr std::string_view kAllow = "allow "; line.starts_with(kAllow)) {
+      const size_t bar = line.find(" | ");
+      out.allow.emplace_back(line.substr(kAllow.size(), colon - kAllow.size()),
+                             line.substr(colon + 2, bar - colon - 2));
+      continue;
+    }
+    std::istringstream words(line.substr(0, colon));
+    for (std::string word; std::getline(words, word, ',');) out.instead[trimmed(word)] = line.substr(colon + 2);
+  }
+  return out;
+}
+const WordsOutOfUse& words_out_of_use() {
+  static const WordsOutOfUse words = read_words(read_file(kRoot + "tests/cli/words_out_of_use.txt"));
+  return words;
+}
+
+/// In small letters, with one space for every blank, line end and the slashes that begin a comment's lines.
+std::string as_words(const std::string& text) {
+  std::string out;
+  for (const std::string& line : lines_of(text)) {
+    std::string rest = trimmed(line);
+    for (const char* begin : {"///", "//"})
+      if (rest.starts_with(begin)) rest = trimmed(rest.substr(std::string(begin).size()));
+    for (char c : rest + " ") {
+      c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
+      if (c != ' ' || !out.ends_with(' ')) out += c;
+    }
+  }
+  return out;
+}
+
+/// Words of a file's text that are out of use, with what to say instead and the text around them.
+std::vector<std::string> bad_words(const std::string& file, const std::string& text, const WordsOutOfUse& words) {
+  std::string rest = as_words(text);
+  for (const auto& [place, allowed] : words.allow) {
+    const std::string part = as_words(allowed).substr(0, allowed.size());  // without the blank at its end
+    for (size_t at; file.starts_with(place) && (at = rest.find(part)) != rest.npos;) rest.replace(at, part.size(), "…");
+  }
   std::vector<std::string> found;
-  for (const std::string& line : lines_of(text))
-    if (std::smatch m; std::regex_search(line, m, word)) found.push_back(m.str() + ": " + line);
+  for (const auto& [word, instead] : words.instead)
+    if (const size_t at = find_word(rest, word); at != rest.npos) {
+      const size_t from = at < 40 ? 0 : at - 40;
+      found.push_back(
+          fmt::format("{}: '{}' in '…{}…'; say: {}", file, word, rest.substr(from, 80 + word.size()), instead));
+    }
   return found;
+}
+
+/// The string literals of a source, a line each; those that follow each other are one. Comments are left out.
+std::string literals_of(const std::string& source) {
+  std::string out;
+  bool after_literal = false;
+  for (size_t i = 0; i < source.size(); ++i) {
+    const char c = source[i];
+    if (source.compare(i, 2, "//") == 0) {
+      i = std::min(source.find('\n', i), source.size());
+    } else if (source.compare(i, 2, "/*") == 0) {
+      i = std::min(source.find("*/", i), source.size() - 1) + 1;
+    } else if (c == '\'' && (i == 0 || !std::isalnum(static_cast<unsigned char>(source[i - 1])))) {
+      for (++i; i < source.size() && source[i] != '\''; ++i)
+        if (source[i] == '\\') ++i;
+      after_literal = false;
+    } else if (c == '"' && i > 0 && source[i - 1] == 'R') {
+      const size_t open = source.find('(', i);
+      const std::string close = ")" + source.substr(i + 1, open - i - 1) + "\"";
+      const size_t end = source.find(close, open);
+      out += source.substr(open + 1, end - open - 1) + "\n";
+      i = end + close.size() - 1;
+    } else if (c == '"') {
+      if (after_literal) out.pop_back();
+      for (++i; i < source.size() && source[i] != '"'; ++i) {
+        if (source[i] == '\\') ++i;
+        out += source[i];
+      }
+      out += '\n', after_literal = true;
+    } else if (!std::isspace(static_cast<unsigned char>(c))) {
+      after_literal = false;
+    }
+  }
+  return out;
 }
 
 TEST(Docs, HelpAndKeysUseTheWordsOfTheField) {
@@ -507,12 +589,41 @@ TEST(Docs, HelpAndKeysUseTheWordsOfTheField) {
   for (const char* command : {"train", "generate", "convert", "lora", "prepare_emoji", "prepare_moving_emoji"})
     text += maxdiffusion({"help", command}).out;
   EXPECT_GT(lines_of(text).size(), 400u);
-  EXPECT_EQ(joined(words_out_of_use(text)), "");
+  EXPECT_EQ(joined(bad_words("help", text, words_out_of_use())), "");
+}
+
+TEST(Docs, PagesHeadersAndMessagesUseTheWordsOfTheField) {
+  const WordsOutOfUse& words = words_out_of_use();
+  EXPECT_GT(words.instead.size(), 40u);
+  std::map<std::string, std::string> texts = documents();
+  texts.erase("CHANGELOG.md");  // history
+  for (const char* folder : {"maxdiffusion", "apps"})
+    for (const auto& f : fs::recursive_directory_iterator(kRoot + folder)) {
+      const std::string file = fs::relative(f.path(), kRoot);
+      if (file.ends_with(".h")) texts[file] = read_file(f.path());
+      if (file.ends_with(".cc") && !file.ends_with("_test.cc")) texts[file] = literals_of(read_file(f.path()));
+    }
+  EXPECT_GT(texts.size(), 500u);
+  std::vector<std::string> found;
+  for (const auto& [file, text] : texts)
+    for (const std::string& fault : bad_words(file, text, words)) found.push_back(fault);
+  EXPECT_EQ(joined(found), "");
 }
 
 TEST(DocsCheck, WordsOutOfUseAreNamed) {
-  EXPECT_EQ(words_out_of_use("generate images\ndraw images\nthinking withdraws\n"),
-            std::vector<std::string>{"draw: draw images"});
+  const WordsOutOfUse words = read_words(
+      "# words\ndraw, goes on: generate\npieces: shards\nallow a.h: pieces of eight | a reason\nallow b/: draw | b\n");
+  EXPECT_EQ(words.instead.size(), 3u);
+  const auto found = [&](const char* file, const char* text) { return joined(bad_words(file, text, words)); };
+  EXPECT_EQ(found("a.md", "generate images\nDraw them\n"),
+            joined({"a.md: 'draw' in '…generate images draw them …'; say: generate"}));
+  EXPECT_TRUE(contains(found("a.h", "/// A run goes\n  /// on.\n"), "'goes on'"));
+  EXPECT_EQ(found("a.md", "withdraw what undergoes only drawers\n"), "");
+  EXPECT_EQ(found("a.h", "Pieces of eight\n"), "");
+  EXPECT_TRUE(contains(found("b.h", "pieces of eight\n"), "'pieces'"));
+  EXPECT_EQ(found("b/c.h", "draw\n"), "");
+  EXPECT_EQ(literals_of("// \"a\"\nf('\"', \"b \"\n  \"c\\\"d\"); /* \"e\" */ g(\"h\", R\"x(i\")x\");"),
+            "b c\"d\nh\ni\"\n");
 }
 
 TEST(DocsCheck, DefinitionsAreFoundAtTheMargin) {

@@ -95,16 +95,16 @@ TEST_F(Generate, IsRefusedWithoutACheckpointOfTheRunThatIsMeant) {
   Outcome o = generate(config, {"run_name=mien"});
   EXPECT_EQ(o.status, 2);
   EXPECT_EQ(o.err, "error: there is no checkpoint of the run 'mien' in '" + (t / "runs/mien/checkpoints") +
-                       "', and the config says how to train a model (train_new_unet, train_new_vae, "
-                       "random_text_encoder), not where one is\n  runs with checkpoints in '" +
+                       "'; expected one: the config trains a model (train_new_unet, train_new_vae, "
+                       "random_text_encoder)\n  runs with checkpoints in '" +
                        (t / "runs") + "': mine\n  try: maxdiffusion generate " + run +
-                       " prompt=…, or pretrained_model_name_or_path=FOLDER for a model that is there\n");
+                       " prompt=…, or pretrained_model_name_or_path=FOLDER for another model\n");
   o = generate(MD_SOURCE_DIR "/configs/quickstart.yml", {"output_dir=" + (t / "empty"), "run_name=none"});
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "'" + (t / "empty") + "' holds no run with a checkpoint")) << o.err;
+  EXPECT_TRUE(contains(o.err, "'" + (t / "empty") + "': no run with a checkpoint")) << o.err;
   o = generate(config, {"run_name="});
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "and names no run that has")) << o.err;
+  EXPECT_TRUE(contains(o.err, "run_name is empty; expected a run with a checkpoint")) << o.err;
   EXPECT_FALSE(exists(t / "empty"));
 
   // Nor is the base model sampled in place of a run, with LoRA or without.
@@ -125,7 +125,7 @@ TEST_F(Generate, IsRefusedWithoutACheckpointOfTheRunThatIsMeant) {
   o = generate(t / "base.yml", {"run_name=first", "output_dir=" + (t / "images")});
   EXPECT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "there is no checkpoint of the run 'first' in '" + (t / "images/first/checkpoints") +
-                                  "'; the config's model '" + kModel + "' is used as it is"))
+                                  "'; the config's model '" + kModel + "' is used\n"))
       << o.err;
   EXPECT_EQ(names_in("images"), Names{"image_0.png"});
   o = generate(t / "base.yml", {"checkpoint_dir=" + (t / "nothing")});

@@ -457,7 +457,7 @@ TEST_F(Kinds, SyntheticSamplesHaveTheSizesOfTheirKeys) {
   part.back() = "synthetic_override_num_channels_latents=16";
   o = train("refused", part);
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "synthetic_override_num_channels_latents is 16, but this model's is 4")) << o.err;
+  EXPECT_TRUE(contains(o.err, "synthetic_override_num_channels_latents is 16; expected 4, this model's")) << o.err;
   part.back() = "max_train_steps=0";
   o = train("endless", part);
   EXPECT_EQ(o.status, 2);

@@ -206,7 +206,7 @@ TEST(Train, ARefusedConfigAndASecondRunLeaveTheRunAlone) {
   }
   Outcome large = maxdiffusion(words("alone", {"per_device_batch_size=64"}));
   EXPECT_EQ(large.status, 2);
-  EXPECT_TRUE(contains(large.err, "a batch is of 64 samples, but the data holds 9")) << large.err;
+  EXPECT_TRUE(contains(large.err, "per_device_batch_size: a batch of 64 samples; expected at most 9")) << large.err;
   // While one trains, another is refused, and names it.
   std::string second;
   const auto [status, said] = signalled(words("alone", {"max_train_steps=1000000", "log_period=1"}), SIGINT, [&] {

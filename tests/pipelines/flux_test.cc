@@ -188,7 +188,7 @@ TEST_F(TrainedFlux, OnImagesTheTextEncodersLeaveFirst) {
     EXPECT_EQ(o.status, 0) << o.err;
     return o.err;
   };
-  const std::string left = "the text encoders leave the devices";
+  const std::string left = "the text encoders are removed from the devices";
   const std::string at_the_end = log_of("end", "sample_every=-1");
   EXPECT_LT(at_the_end.find(left), at_the_end.find("1/1")) << at_the_end;
   EXPECT_TRUE(exists(t / "end/samples/step_000001.png")) << at_the_end;

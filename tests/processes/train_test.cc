@@ -411,7 +411,7 @@ TEST(ProcessesTrain, SayAtTheStartThatTheyDoNotSeeOneFolder) {
   const JobResult job =
       run_job(2, on_latents("unseen", "output_dir=" + (shared().folder / "of_$PMI_RANK") + " max_train_steps=1"));
   EXPECT_EQ(job.statuses, (std::vector<int>{4, 4})) << job.output;
-  for (const char* says : {"of_0/unseen': process 1 on '", "does not find there what process 0 on '",
+  for (const char* says : {"of_0/unseen': process 1 on '", "does not find a file that process 0 on '",
                            "of_1/unseen': process 1", "output_dir=gs://BUCKET/PATH"})
     EXPECT_NE(job.output.find(says), std::string::npos) << says << "\n" << job.output;
   EXPECT_EQ(job.output.find("Running training"), std::string::npos) << job.output;
@@ -420,7 +420,8 @@ TEST(ProcessesTrain, SayAtTheStartThatTheyDoNotSeeOneFolder) {
 TEST(JointTraining, RefusesWhatItCannotDoYet) {
   const JobResult lora = run_job(2, on_gpus("refused_gpu", "train_lora=true"));
   EXPECT_EQ(lora.statuses, (std::vector<int>{2, 2})) << lora.output;
-  EXPECT_NE(lora.output.find("train_lora: not yet by several processes with GPUs"), std::string::npos) << lora.output;
+  EXPECT_NE(lora.output.find("train_lora: not supported with several processes on GPUs"), std::string::npos)
+      << lora.output;
 }
 
 TEST(ProcessesTrain, RefusesWhatProcessesCannotSplit) {
@@ -435,7 +436,7 @@ TEST(ProcessesTrain, RefusesWhatProcessesCannotSplit) {
   }
   const JobResult drawn = run_job(2, MD_BINARY_DIR "/maxdiffusion generate " MD_SOURCE_DIR "/configs/quickstart.yml");
   EXPECT_EQ(drawn.statuses, (std::vector<int>{2, 2}));
-  EXPECT_NE(drawn.output.find("generate is done by one process, not by 2"), std::string::npos) << drawn.output;
+  EXPECT_NE(drawn.output.find("generate runs in one process; found 2"), std::string::npos) << drawn.output;
 }
 
 }  // namespace

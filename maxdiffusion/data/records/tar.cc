@@ -134,7 +134,7 @@ class Reader : public ShardReader {
       members.push_back(std::move(*ahead_));
       ahead_ = tar_.next();
     }
-    end_ = ahead_ ? ahead_->at : tar_.at();
+    end_ = ahead_ ? ahead_->at : tar_.position();
     return [members = std::move(members), name = tar_.name() + " " + stem, config = config_] {
       return record(members, name, config);
     };
