@@ -37,7 +37,7 @@ int report(const md::Error& e) {
   return md::exit_status(e.code());
 }
 
-/// However the program ends, the other processes of its job are told.
+/// However the program ends, the other processes of its job are notified.
 struct Leave {
   ~Leave() { md::leave_processes(false); }
 };

@@ -1,4 +1,4 @@
-// Functions of newer C libraries than a package of ours asks for (glibc 2.35), which libraries in it call: they find
+// Functions of newer C libraries than a package of ours needs (glibc 2.35), which libraries in it call: they find
 // them in the program.
 #include <sys/random.h>
 

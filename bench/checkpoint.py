@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""What saving costs a loop that goes on, beside Orbax: ./run bench --checkpoint [options]
+"""What saving costs a loop that continues, compared with Orbax: ./run bench --checkpoint [options]
 
   --build DIR      where checkpoint_bench is (build)
   --megabytes N    of state (1000)
   --rounds N       how often each program is started (3); figures are medians over rounds
-  --python FILE    a Python with jax and orbax-checkpoint, instead of .judge/
+  --python FILE    a Python with jax and orbax-checkpoint, instead of .peers/
 
 A step multiplies a state of float32 in its own memory; a checkpoint is saved on the way and written while steps go on.
 "blocked" is the time of the call and what the first step after it takes longer than usual; "steps" what all steps took
@@ -92,9 +92,9 @@ def main():
     if o.orbax:
         return orbax(o.orbax, o.megabytes)
     sys.path.insert(0, str(ROOT / "bench"))
-    from compare import judge, run
+    from compare import reference_python, run
 
-    python = o.python or judge()
+    python = o.python or reference_python()
     rows = {}
     for _ in range(o.rounds):
         for program in ("ours", "orbax"):

@@ -14,7 +14,7 @@
   --maxdiffusion FOLDER   a checkout of MaxDiffusion's repository: its models on JAX, too (unet and wan)
 
 Programs: ours cold (no executable cache), ours warm (cache filled by a run before), PyTorch eager, PyTorch compiled.
-The peers live in .judge/, made on first use.
+The peers live in .peers/, made on first use.
 """
 
 import argparse
@@ -28,11 +28,11 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
-def judge():
-    python = ROOT / ".judge" / "bin" / "python"
+def reference_python():
+    python = ROOT / ".peers" / "bin" / "python"
     if not python.exists():
-        print("making .judge/ (PyTorch and diffusers, once) …", file=sys.stderr)
-        subprocess.run([sys.executable, "-m", "venv", ROOT / ".judge"], check=True)
+        print("making .peers/ (PyTorch and diffusers, once) …", file=sys.stderr)
+        subprocess.run([sys.executable, "-m", "venv", ROOT / ".peers"], check=True)
         subprocess.run([python, "-m", "pip", "install", "-q", "-r", ROOT / "bench" / "requirements.txt"], check=True)
     return python
 
@@ -94,7 +94,7 @@ def main():
     parser.add_argument("--models", default="unet,vae")
     parser.add_argument("--dtypes", default="f32,bf16")
     parser.add_argument("--programs", default="cold,warm,eager,compile")
-    parser.add_argument("--python", help="a Python with torch and diffusers, instead of .judge/")
+    parser.add_argument("--python", help="a Python with torch and diffusers, instead of .peers/")
     parser.add_argument("--rows")
     parser.add_argument("--data", action="store_true")
     parser.add_argument("--mesh", action="store_true")
@@ -105,7 +105,7 @@ def main():
     if o.mesh:
         return meshes(o)
     programs = o.programs.split(",") + (["jax"] if o.maxdiffusion else [])
-    python = o.python or (judge() if {"eager", "compile", "jax"} & set(programs) else None)
+    python = o.python or (reference_python() if {"eager", "compile", "jax"} & set(programs) else None)
     ours = pathlib.Path(o.build) / "model_bench"
     rows = []
     with tempfile.TemporaryDirectory() as cache:

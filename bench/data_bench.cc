@@ -119,7 +119,7 @@ std::string encode_jpeg(const HostArray& rgb) {
   return out;
 }
 
-/// Stands for storages elsewhere; on this machine, so without their distance.
+/// In place of remote storage; on this machine, so without its latency.
 BucketServer& server() {
   static BucketServer s;
   return s;

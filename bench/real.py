@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Whole processes at the published sizes, ours beside diffusers and peft: ./run bench --real [models] [options]
+"""Whole processes at the published sizes, ours and those of diffusers and peft: ./run bench --real [models] [options]
 
   models              of: sd15, sdxl, wan1.3b, flux, zimage (sd15)
   --work              of: generate, lora, full, convert (all): four steps of sampling with guidance; LoRA of rank 16 with
@@ -10,7 +10,7 @@
   --steps N           of sampling and of training (4)
   --images N          that LoRA's data has (4)
   --build DIR         where maxdiffusion and random_weights are (build)
-  --python PATH       a Python with torch, diffusers and peft, instead of .judge/
+  --python PATH       a Python with torch, diffusers and peft, instead of .peers/
   --rows FILE         append every row as JSON
 
 Models have random weights in bf16, written by build/random_weights: only time and memory mean something. What does not
@@ -32,7 +32,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from sampling import FULL, ROOT, SCHEDULER, peak_mb, spans, write_folder
 
 FLOW = dict(_class_name="FlowMatchEulerDiscreteScheduler", num_train_timesteps=1000, shift=3.0)
-# bytes: of the weights in bf16, GB: text encoders, denoiser, autoencoder. work: GB that a process takes beside its
+# bytes: of the weights in bf16, GB: text encoders, denoiser, autoencoder. work: GB that a process takes in addition to its
 # weights, ours and the peer's, for sampling, LoRA and full training.
 MODELS = {
     "sd15": dict(parts=dict(unet="unet_sd15", vae="vae", text_encoder="clip_l"), pipeline="StableDiffusionPipeline",
@@ -356,8 +356,8 @@ def main():
         sys.exit(f"error: no model {', '.join(sorted(unknown))}; there are: {', '.join(MODELS)}")
     programs = o.programs.split(",")
     if "peer" in programs and not o.python:
-        from compare import judge
-        o.python = judge()
+        from compare import reference_python
+        o.python = reference_python()
     table = []
 
     def add(model, work, program, row):

@@ -4,12 +4,12 @@
   --build DIR         where maxdiffusion is (build)
   --rounds N          how often each program is started (3); figures are medians over rounds
   --models            of: small, middle, sdxl (small,middle); sdxl is the published size
-  --sizes             sides of the square pictures, pixels (256,512,1024)
+  --sizes             sides of the square images, pixels (256,512,1024)
   --dtypes            weights and activations of the UNet and the autoencoder: f32, bf16 (f32); text encoders' are f32
   --peer-dtypes       the same for diffusers (as --dtypes)
   --steps N           denoising steps, with guidance: each runs the UNet on two latents (4)
   --programs          of: ours, diffusers
-  --python PATH       a Python with torch and diffusers, instead of .judge/
+  --python PATH       a Python with torch and diffusers, instead of .peers/
 
 Prints one table: seconds for both text encoders (prompt and negative prompt), for one denoising step, for decoding, and
 for the whole program (ours: cold, and warm from the executable cache), and peak resident memory. Our figures are read
@@ -213,8 +213,8 @@ def main():
         return peer(o.peer[0], int(o.peer[1]), o.peer[2], o.steps)
     programs = o.programs.split(",")
     if "diffusers" in programs and not o.python:
-        from compare import judge
-        o.python = judge()
+        from compare import reference_python
+        o.python = reference_python()
     rows = {}
     answer = lambda *command: json.loads(subprocess.run(list(map(str, command)), capture_output=True, text=True,
                                                         check=True).stdout.splitlines()[-1])

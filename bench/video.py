@@ -7,13 +7,13 @@
   --models            of: wan_vae_21, wan_vae_22, wan21_t2v_1_3b, flux_dev, … (wan_vae_21): the published sizes; flux:
                       flux_dev's with 2 double and 4 single blocks instead of 19 and 38
   --sizes             of the videos, pixels: 256 for a square, 832x480 (256)
-  --frames            their lengths (17; of Flux's pictures 1)
+  --frames            their lengths (17; of Flux's images 1)
   --what              of: encode, decode, and denoise for the transformers, once on one latent (encode,decode)
   --dtypes            weights and activations of the transformers, ours: f32, bf16 (f32)
   --peer-dtypes       the same for diffusers (as --dtypes)
   --chunk N           latent frames at a time (1), ours; diffusers takes one
   --programs          of: ours, diffusers
-  --python PATH       a Python with torch and diffusers, instead of .judge/
+  --python PATH       a Python with torch and diffusers, instead of .peers/
 
 Prints one table: seconds, seconds of processors (which other programs on the machine lengthen less), and peak resident
 memory of the process, with the share of it that was there before the first run (the interpreter, the weights).
@@ -96,10 +96,10 @@ def main():
     o = parser.parse_args()
     if o.peer:
         return peer(*o.peer[:3], int(o.peer[3]), o.peer[4], o.reps)
-    from compare import judge, run
+    from compare import reference_python, run
     programs = o.programs.split(",")
     if "diffusers" in programs and not o.python:
-        o.python = judge()
+        o.python = reference_python()
     commands = {
         "ours": lambda *case, dtype: [pathlib.Path(o.build) / "video_bench", *case, "--chunk", o.chunk, "--reps", o.reps,
                                       "--dtype", dtype],

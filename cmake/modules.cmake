@@ -210,7 +210,7 @@ set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/ops/host_random.cc 
 md_module(autodiff USES ops)
 md_module(runtime USES graph mesh pjrt kernels storage LIBRARIES PkgConfig::XXHASH)
 target_include_directories(runtime_test SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include)
-# The same on the other CPU plugin; pjrt_test opens both by itself.
+# The same on the other CPU plugin; pjrt_test opens both.
 md_ctest(runtime.second_plugin runtime_test LABELS device
          ENVIRONMENT "MAXDIFFUSION_PLUGIN_DIR=${MD_DEPS}/xla_plugins/xla_cpu_pjrt")
 md_module(nn USES autodiff mesh)
@@ -248,7 +248,7 @@ endforeach()
 foreach(name md_arrow md_remote)
   target_include_directories(${name} SYSTEM PRIVATE ${MD_DEPS}/pyarrow/include)
   target_link_libraries(${name} PRIVATE ${MD_DEPS}/pyarrow/libarrow.so.2600)
-  # Arrow's libraries lie beside them: links in the build, copies in a package.
+  # Arrow's libraries are next to them: links in the build, copies in a package.
   set_target_properties(${name} PROPERTIES BUILD_WITH_INSTALL_RPATH ON INSTALL_RPATH "$ORIGIN")
 endforeach()
 foreach(library libarrow libarrow_s3 libparquet)
@@ -375,7 +375,7 @@ if(TARGET data_bench)
   target_link_libraries(data_bench PRIVATE bucket_server)
 endif()
 
-# An allocator that keeps large blocks, so that the memory of a step is not cleared by the kernel anew for the next. It
+# An allocator that keeps large blocks, so that the memory of a step is not cleared by the kernel again for the next. It
 # stands before the C library's by the order of loading, and nothing names it. Sanitizers bring their own.
 add_library(md_allocator INTERFACE)
 if(NOT MD_SANITIZE)

@@ -1,4 +1,4 @@
-"""Judge of event files: TensorBoard itself reads them, and they say what metrics.jsonl says.
+"""Checks event files: TensorBoard itself reads them, and they say what metrics.jsonl says.
 
     python tools/check_events.py runs/quickstart
 

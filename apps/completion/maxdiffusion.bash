@@ -1,4 +1,4 @@
-# bash: commands, config files and keys of maxdiffusion and ./run. Loaded by itself where the program was installed into
+# bash: commands, config files and keys of maxdiffusion and ./run. Loaded automatically where the program was installed into
 # a prefix that bash-completion reads; else: source <(maxdiffusion completion bash)
 _maxdiffusion() {
   local program=${COMP_WORDS[0]} word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]} words=

@@ -97,9 +97,9 @@ void print_memory(const TrainingRequest& r) {
     fmt::print("training step{}: {}\n", expert, to_string(*plan));
     fmt::print("  arguments {}, outputs {}, of these in the same place {}, temporary {}, code {} bytes\n",
                plan->arguments, plan->outputs, plan->aliased, plan->temporary, plan->code);
-    if (const int64_t beside = run.steps.bytes_beside(i); beside > 0)
-      fmt::print("  in addition {} bytes of the other models that are trained, {:.2f} GiB in all\n", beside,
-                 static_cast<double>(plan->peak() + beside) / (1 << 30));
+    if (const int64_t others = run.steps.bytes_of_other_programs(i); others > 0)
+      fmt::print("  in addition {} bytes of the other models that are trained, {:.2f} GiB in all\n", others,
+                 static_cast<double>(plan->peak() + others) / (1 << 30));
   }
 }
 

@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/installation.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/safetensors.h"

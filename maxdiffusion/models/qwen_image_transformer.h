@@ -38,7 +38,7 @@ struct QwenImageInputs {
 /// in f32.
 Tensor qwen_image_transformer(const Scope& s, const QwenImageTransformerConfig& config, const QwenImageInputs& in);
 
-/// Asks for every parameter (registry.h).
+/// Requests every parameter (registry.h).
 void trace_qwen_image_transformer(const Scope& s, const QwenImageTransformerConfig& config);
 /// What ComfyUI's files call the parameters: a prefix, or as diffusers does.
 WeightNameMap original_qwen_image_names(const QwenImageTransformerConfig& config);

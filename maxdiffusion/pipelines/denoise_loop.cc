@@ -144,7 +144,7 @@ Array placed_as_input(const Devices& devices, const Program& program, const std:
 }
 
 /// Standard normal, the same for a sample of one number whatever else is sampled; the first has number `first`.
-HostArray drawn_noise(const Shape& shape, uint64_t seed, int64_t first) {
+HostArray random_noise(const Shape& shape, uint64_t seed, int64_t first) {
   HostArray noise(shape);
   auto v = noise.mutable_view<float>();
   const size_t each = v.size() / static_cast<size_t>(shape.dims[0]);
@@ -273,7 +273,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   HostArrays per_sample = prompts.positive;
   for (const auto& [name, a] : prompts.negative) per_sample["negative_" + name] = a;
   if (o.control) per_sample["control_image"] = repeat_rows(o.control->image, samples);
-  HostArray noise = o.latents ? rows(o.latents, 0, samples) : drawn_noise(all, o.seed, o.first_sample);
+  HostArray noise = o.latents ? rows(o.latents, 0, samples) : random_noise(all, o.seed, o.first_sample);
   for (float& v : noise.mutable_view<float>()) v *= static_cast<float>(table.init_noise_sigma);
   std::vector<ArrayMap> carries(static_cast<size_t>((samples + batch - 1) / batch));  // of each group of samples
   int64_t done = 0, reused = 0;

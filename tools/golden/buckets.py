@@ -4,7 +4,7 @@
 
 Needs torch, numpy and Pillow. The buckets are found by another road than the program's: all grid points are tried, a bucket is
 one that cannot grow in at least one direction; aspect ratios and sizes are exact fractions (fifty digits for roots).
-Pictures for which two buckets are as near, or a side lies halfway between two whole numbers, are left out: there the
+Images for which two buckets are as near, or a side lies halfway between two whole numbers, are left out: there the
 last bit of a double decides. `masks`: torch.nn.functional.interpolate(mode="area") of a mask in [0, 1], as kohya's
 sd-scripts bring a mask to the latents' size. `alpha_png`: 4 x 4 pixels of grey 100, the left half transparent.
 """

@@ -1,4 +1,4 @@
-"""What ControlNet pictures go through, as Pillow and OpenCV do it: tests/golden/data/control.json.
+"""What ControlNet images go through, as Pillow and OpenCV do it: tests/golden/data/control.json.
 
     python tools/golden/control.py tests/golden/data/control.json
 

@@ -4,7 +4,7 @@ tests/golden/flux/ gets
   original/flux1.safetensors   the transformer as the original program has it; diffusers' converter is checked to make
                                the folder's weights of it, and original/ae.safetensors likewise of the autoencoder
   lora/<layout>.safetensors    LoRA files in every layout. All but xlabs hold the same matrices, by which diffusers is
-                               checked to change the weights alike
+                               checked to change the weights in the same way
   lora/changes.safetensors     what diffusers' loader adds to the weights for lora/diffusers.safetensors ("all.…") and
                                for lora/xlabs.safetensors ("xlabs.…"), scale 1, and for the text encoder ("clip.…")
 
@@ -37,7 +37,7 @@ def of_these_sizes(module, function, width):
 
 
 def originals(config):
-    """Original module → diffusers' modules that it is made of."""
+    """Original module → diffusers' modules that it consists of."""
     out = {"img_in": ["x_embedder"], "txt_in": ["context_embedder"], "final_layer.linear": ["proj_out"],
            "final_layer.adaLN_modulation.1": ["norm_out.linear"]}
     for a, b in (("time_in", "timestep"), ("guidance_in", "guidance"), ("vector_in", "text")):

@@ -2,7 +2,7 @@
 
 tests/golden/flux/ gets
   dev/, schnell/            model folders as diffusers saves them; weights are bf16 numbers
-  cases.json                name, folder, and the words of the command that should draw the same
+  cases.json                name, folder, and the words of the command that should give the same
   golden.safetensors        <case>.noise  what the pipeline starts from, NCHW (not packed), standard normal
                             <case>.latents, before the autoencoder, NCHW, as scaled for the transformer
                             <case>.images, NHWC in [0, 1]

@@ -1,4 +1,4 @@
-"""Records what transformers' CLIPImageProcessor makes of pictures into tests/golden/data/image_processor.json.
+"""Records what transformers' CLIPImageProcessor makes of images into tests/golden/data/image_processor.json.
 
     python tools/golden/image_processor.py tests/golden/data/image_processor.json
 

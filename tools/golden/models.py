@@ -3,7 +3,7 @@
 For each case tests/golden/<case>/ gets
   config.json          as the library writes it
   weights.safetensors  published names; bf16 numbers, so that they take half the room and are exact in every type
-  golden.safetensors   in.*    inputs, pictures channels last as the graph holds them
+  golden.safetensors   in.*    inputs, images channels last as the graph holds them
                        out.*   outputs
                        dot.*   fixed random tensors; the loss is the sum over outputs of sum(out * dot)
                        grad.*  gradients of the loss: every parameter by its name, and the floating inputs as in.*
@@ -11,7 +11,7 @@ For each case tests/golden/<case>/ gets
 The numbers are those of a float64 run. noise_floor is the largest relative distance of the same run in float32 from
 it, by the measure of the test (distance() below). Printed: how far a run with activations in bf16 is, for the bounds of
 Bf16 in tests/golden/models_test.cc.
-tests/golden/wan_names.json gets the names of the original program's parameters beside those that diffusers' converter
+tests/golden/wan_names.json gets the names of the original program's parameters next to those that diffusers' converter
 makes of them, wan_vae_names.json those of its autoencoders. tests/golden/full/ gets the published configs with the parameter names and shapes of the real models (no weights).
 
     python tools/golden/models.py [case ...]
@@ -360,14 +360,14 @@ FLUXES = {
 }
 
 CONTROLNETS = {
-    # SDXL's conditioning, the picture at four times the latents' size, channels turned round.
+    # SDXL's conditioning, the image at four times the latents' size, channels turned round.
     "controlnet_sdxl": dict(
         block_out_channels=[8, 16], down_block_types=["DownBlock2D", CROSS_DOWN], layers_per_block=1,
         attention_head_dim=[1, 2], transformer_layers_per_block=[1, 2], cross_attention_dim=12,
         use_linear_projection=True, norm_num_groups=4, addition_embed_type="text_time", addition_time_embed_dim=6,
         projection_class_embeddings_input_dim=46, conditioning_embedding_out_channels=[4, 6, 8],
         controlnet_conditioning_channel_order="bgr"),
-    # SD 1.x: residuals averaged over the picture.
+    # SD 1.x: residuals averaged over the image.
     "controlnet_sd15": dict(
         block_out_channels=[8, 8, 16], down_block_types=[CROSS_DOWN, CROSS_DOWN, "DownBlock2D"], layers_per_block=1,
         attention_head_dim=2, cross_attention_dim=10, norm_num_groups=4, conditioning_embedding_out_channels=[4, 6],
@@ -511,7 +511,7 @@ def randomize(model, generator):
 
 
 def last(t):
-    """Channels last, as the graph holds pictures and videos."""
+    """Channels last, as the graph holds images and videos."""
     return t.movedim(1, -1).contiguous() if t.ndim > 3 else t.contiguous()
 
 

@@ -1,4 +1,4 @@
-"""Records small pictures of every kind as Pillow decodes and resizes them into tests/golden/data/pictures.json.
+"""Records small images of every kind as Pillow decodes and resizes them into tests/golden/data/pictures.json.
 
     python tools/golden/pictures.py tests/golden/data/pictures.json
 

@@ -1,13 +1,13 @@
-"""Writes the goldens of sampling: tiny random Stable Diffusion folders, and what diffusers' pipelines draw with them.
+"""Writes the goldens of sampling: tiny random Stable Diffusion folders, and what diffusers' pipelines sample with them.
 
 tests/golden/pipelines/ gets
   sd/, sd2/, sdxl/, controlnet/, controlnet_sdxl/   model folders as diffusers saves them; weights are bf16 numbers
   lora_peft.safetensors     LoRA of the sdxl folder's UNet and text encoders, as PEFT's names
   lora_kohya.safetensors    another of its UNet, as kohya's
-  cases.json                name, folder, and the words of the command that should draw the same
+  cases.json                name, folder, and the words of the command that should give the same
   golden.safetensors        <case>.noise  what the pipeline starts from, NCHW, standard normal
                             <case>.latents, before the autoencoder, NCHW; <case>.images, NHWC in [0, 1]
-                            control  u8 [H, W, 3], the picture that ControlNets see
+                            control  u8 [H, W, 3], the image that ControlNets get
                             metadata: noise_floor.<case>, the distance of the same run in float64
 All in float32 on the CPU.
 

@@ -2,7 +2,7 @@
 
 A stack of a linear layer, a convolution and a linear layer, run by qwix under the rules that MaxDiffusion's Wan pipeline
 makes of its keys: outputs, and gradients of everything. noise_floor_* are how far a float32 run of the same stack
-without quantization is from it: what quantization itself does. Beside the cases:
+without quantization is from it: what quantization itself does. Next to the cases:
 
   values.safetensors  numbers, and what qwix makes of them: <type>.<axes that have ranges of their own>.values (integers;
       floats as they are), .scale

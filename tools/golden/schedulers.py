@@ -2,8 +2,8 @@
 
 Writes tests/golden/schedulers.json: timesteps, initial sigma, noise tables, and runs of a sample of two numbers, 1 and
 -0.4 times the initial sigma, whose "network" is out = 0.3·input + 0.1·t/1000 − 0.2 (input: the scaled model input,
-t: the timestep given to the network). Draws of noise are replaced by zeros; the standard deviation that would scale
-them is recorded beside the run.
+t: the timestep given to the network). Random noise is replaced by zeros; the standard deviation that would scale
+them is recorded with the run.
 
 diffusers computes in float32. Its modules are given float64 under that name, so that the goldens hold its formulas and
 not its rounding; how far each run in real float32 is from that is printed. Needs scipy (LMS).
@@ -36,7 +36,7 @@ class WithFloat32:
 
 
 class Draw:
-    """Stands for randn_tensor."""
+    """In place of randn_tensor."""
 
     value = 0.0
 

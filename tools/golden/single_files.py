@@ -4,7 +4,7 @@ tests/golden/single_file/ gets
   sd2/                      configs of a tiny Stable Diffusion 2 (OpenCLIP's text encoder), without weights
   names.json                of tiny models (sd and sdxl of ../pipelines, sd2): original name → shape, the tensors of
                             diffusers' layout that make it up along the first axis, whether it is a transposed one
-  published/<model>.txt     "name sizes" of the files of the published models; {0..n} stands for the numbers 0 to n
+  published/<model>.txt     "name sizes" of the files of the published models; {0..n} means the numbers 0 to n
 
 Nothing is taken on trust: the names are made here from the layout's rules, files of random tiny models are written under
 them, and diffusers' from_single_file must read every tensor back, bit for bit; of the published sizes diffusers' own

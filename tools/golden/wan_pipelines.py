@@ -6,7 +6,7 @@ tests/golden/wan/ gets
   lora/*.safetensors        LoRA files in every layout, with matrices of one kind under several names
   golden.safetensors        <case>.noise  what the pipeline starts from, NCFHW, standard normal
                             <case>.latents, before the autoencoder, NCFHW; <case>.video, NFHWC in [0, 1]
-                            image, last_image  u8 [H, W, 3], the pictures that videos begin and end with
+                            image, last_image  u8 [H, W, 3], the images that videos begin and end with
                             metadata: noise_floor.<case>, the distance of the same run in float64
 A case of LoRA names files, scales and transformers; one whose file holds the matrices of another case is checked to be
 loaded by diffusers to the same latents, and is recorded as that case by `same_as`. What diffusers does not load (.diff,
