@@ -152,7 +152,7 @@ def our_lora(o, model, folder, out):
 
 
 def our_full(o, model, folder, out):
-    words = ["low_precision_update=stochastic"]
+    words = ["low_precision_update=stochastic_rounding"]
     row = our_training(o, model, folder, out, [*words, f"max_train_steps={o.steps}"])
     row["gb"] = weights_gb(out / "real" / "checkpoints")
     again = our_training(o, model, folder, out, [*words, f"max_train_steps={o.steps + 1}", "save_final_checkpoint=false"])

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "maxdiffusion/config/config.h"
+#include "maxdiffusion/settings/renamed_keys.h"
 #include "maxdiffusion/settings/run_config.h"
 
 namespace md {
@@ -39,7 +40,10 @@ template <class... Keys>
 void assign(const Words& words, size_t first, Keys&... configs) {
   KeyList keys;
   (keys.add(configs), ...);
-  keys.assign(ConfigSource::from_text("", keys.overrides({words.begin() + static_cast<long>(first), words.end()})));
+  ConfigSource source =
+      ConfigSource::from_text("", keys.overrides({words.begin() + static_cast<long>(first), words.end()}));
+  source.rename(renamed_keys());
+  keys.assign(source);
 }
 /// The config that a command's words name: a file, then key=value words.
 RunConfig config_of(const char* command, const Words& words);

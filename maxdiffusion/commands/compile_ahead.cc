@@ -60,10 +60,11 @@ struct Place {
 
 /// That what is printed of GPUs and of TPUs agrees with `hardware`.
 void check_gpu_keys(const HardwareKeys& keys) {
-  check(keys.gpu.empty() || keys.hardware == "gpu", Code::invalid_config,
-        "gpu is '{}' and hardware is {}; expected hardware=gpu, or no gpu", keys.gpu, keys.hardware);
-  check(keys.gpu.empty() || !keys.topology.empty(), Code::invalid_config,
-        "gpu is '{}' and topology is empty; expected topology=1x1x8, or no gpu for the GPUs of this machine", keys.gpu);
+  check(keys.gpu_type.empty() || keys.hardware == "gpu", Code::invalid_config,
+        "gpu_type is '{}' and hardware is {}; expected hardware=gpu, or no gpu_type", keys.gpu_type, keys.hardware);
+  check(keys.gpu_type.empty() || !keys.topology.empty(), Code::invalid_config,
+        "gpu_type is '{}' and topology is empty; expected topology=1x1x8, or no gpu_type for the GPUs of this machine",
+        keys.gpu_type);
   if (keys.hardware != "gpu" || keys.topology.empty()) return;
   static const std::regex form("[1-9][0-9]*x[1-9][0-9]*x[1-9][0-9]*");
   check(std::regex_match(keys.topology, form), Code::invalid_config,
@@ -96,7 +97,7 @@ Place place_of(const DeviceRequest& r, const ModelComponents& models) {
     setenv("TPU_WORKER_HOSTNAMES", "localhost", 0);
   }
   p.topology = std::make_unique<pjrt::Topology>(
-      pjrt::Topology::create(hardware, keys.topology, keys.plugin, keys.compile_topology_num_slices, keys.gpu));
+      pjrt::Topology::create(hardware, keys.topology, keys.plugin, keys.compile_topology_num_slices, keys.gpu_type));
   p.seen = topology(*p.topology);
   p.mesh = Mesh::make(r.mesh, p.seen);
   p.platform = &pjrt::platform_for(hardware);
@@ -105,7 +106,7 @@ Place place_of(const DeviceRequest& r, const ModelComponents& models) {
 }
 
 /// Whether denoising is looked at, not training.
-bool samples(const TrainingRequest& r) { return r.components.devices.hardware.compile_step == "sampling"; }
+bool samples(const TrainingRequest& r) { return r.components.devices.hardware.compile_target == "sampling"; }
 
 /// Models are opened on this machine's own device, for their configs, where the step is compiled for others.
 ComponentsRequest opened_for(const TrainingRequest& given) {
@@ -352,7 +353,7 @@ void try_changes(const TrainingRequest& r, const Place& place, Error& e) {
 void compile_for_topology(const TrainingRequest& r) {
   check(!r.components.devices.hardware.topology.empty(), Code::invalid_config,
         "compile: topology is empty; expected the hardware to compile for: topology=v5p:2x2x1, or hardware=gpu "
-        "topology=1x1x8 gpu=h100");
+        "topology=1x1x8 gpu_type=h100");
   go_on_in_a_child();
   const Steps steps(r);
   for (size_t i = 0; i < steps.graphs.size(); ++i) {
@@ -393,7 +394,7 @@ void plan(const TrainingRequest& r) {
 }  // namespace
 
 Command compile_command() {
-  return {"compile", "CONFIG topology=v5p:2x2x1 | hardware=gpu topology=1x1x8 gpu=h100 [key=value …]",
+  return {"compile", "CONFIG topology=v5p:2x2x1 | hardware=gpu topology=1x1x8 gpu_type=h100 [key=value …]",
           "compile the training step for TPUs or GPUs that are not attached, and report its memory and work",
           [](const Words& words) { compile_for_topology(training_request(config_of("compile", words))); },
           print_all_config_keys};

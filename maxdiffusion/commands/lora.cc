@@ -69,7 +69,7 @@ void print_tools_keys(const KeyPrinter& print) {
 Command lora_command() {
   return {"lora",
           "merge MODEL OUT lora_files=FILE,… [key=value …] | extract MODEL TUNED OUT [rank=16] [key=value …] | "
-          "resize FILE OUT rank=8 [energy=0.9] | info FILE",
+          "resize FILE OUT rank=8 [explained_variance=0.9] | info FILE",
           "merge LoRA files into a model, extract one from two models, reduce the rank of one, or print one", lora,
           print_tools_keys};
 }

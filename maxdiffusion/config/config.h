@@ -30,6 +30,12 @@ struct ConfigValue {
   int64_t layer = 0;        // priority: parents, the file, the command line
 };
 
+/// A key that had another name, or whose values had.
+struct KeyRename {
+  std::string former, key;                         // equal: only values have other names
+  std::map<std::string, std::string> values = {};  // former → now
+};
+
 /// Raw keys of one run, merged: parents first, then the file, then overrides (the last wins).
 /// A list or mapping replaces the parent's whole value.
 class ConfigSource {
@@ -40,6 +46,9 @@ class ConfigSource {
   static ConfigSource load(const std::string& file, const std::vector<std::string>& overrides);
   /// As load, from text; `base:` is relative to the working folder.
   static ConfigSource from_text(const std::string& yaml, const std::vector<std::string>& overrides = {});
+  /// Gives keys and values their names of now, with a log line for each that has a former one. If a key is given under
+  /// both names, the value that wins is the one that would win under one name; in one file, the one under the new name.
+  void rename(const std::vector<KeyRename>& renames);
   const std::map<std::string, ConfigValue>& values() const { return values_; }
   /// Leaves a key out.
   void drop(const std::string& key) { values_.erase(key); }

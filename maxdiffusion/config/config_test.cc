@@ -397,6 +397,29 @@ TEST(Config, MappingOverrideReplacesTheMapping) {
   EXPECT_EQ(s.bias, (std::map<std::string, std::string>{{"strategy", R"("later")"}}));
 }
 
+TEST(Config, RenamedKeysAndValuesAreReadUnderTheirNewNamesWithALogLineEach) {
+  const std::vector<KeyRename> renames = {{"rate", "learning_rate"}, {"run_name", "run_name", {{"old", "new"}}}};
+  const auto renamed = [&](const std::string& yaml, const std::vector<std::string>& words = {}) {
+    ConfigSource source = ConfigSource::from_text(yaml, words);
+    source.rename(renames);
+    Sample s;
+    KeyList keys;
+    keys.add(s);
+    keys.assign(source);
+    return s;
+  };
+  testing::internal::CaptureStderr();
+  const Sample s = renamed("rate: 0.5\nrun_name: old\n");
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(s.rate, 0.5);
+  EXPECT_EQ(s.run_name, "new");
+  EXPECT_TRUE(contains(log, "config: text:1: `rate` is now `learning_rate`")) << log;
+  EXPECT_TRUE(contains(log, "config: text:2: `run_name=old` is now `new`")) << log;
+  EXPECT_EQ(renamed("rate: 0.5\nlearning_rate: 0.25\n").rate, 0.25);
+  EXPECT_EQ(renamed("learning_rate: 0.25\n", {"rate=0.5"}).rate, 0.5);
+  EXPECT_EQ(renamed("rate: 0.5\n", {"learning_rate=0.25"}).rate, 0.25);
+}
+
 TEST(Config, UnknownKeyNamesPlaceAndNearestKey) {
   std::string message = refusal("run_name: a\nlearning_rat: 1e-4\n");
   EXPECT_TRUE(contains(message, "text:2")) << message;

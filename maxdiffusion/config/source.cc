@@ -161,4 +161,25 @@ void ConfigSource::merge_words(const std::vector<std::string>& overrides) {
   }
 }
 
+void ConfigSource::rename(const std::vector<KeyRename>& renames) {
+  for (const KeyRename& r : renames)
+    for (auto* values : {&values_, &overridden_}) {
+      const bool logs = values == &values_;
+      if (const auto given = r.former == r.key ? values->end() : values->find(r.former); given != values->end()) {
+        if (logs) log_info("config: {}: `{}` is now `{}`", given->second.where, r.former, r.key);
+        const ConfigValue value = given->second;
+        values->erase(given);
+        const auto [at, is_new] = values->try_emplace(r.key, value);
+        if (!is_new && at->second.layer < value.layer) at->second = value;
+      }
+      const auto at = values->find(r.key);
+      if (at == values->end()) continue;
+      ConfigValue& v = at->second;
+      if (const auto now = r.values.find(v.text); now != r.values.end()) {
+        if (logs) log_info("config: {}: `{}={}` is now `{}`", v.where, r.key, v.text, now->second);
+        v.text = now->second;
+      }
+    }
+}
+
 }  // namespace md

@@ -154,9 +154,11 @@ void extract_lora(const std::string& base, const std::string& tuned, const std::
 }
 
 void resize_lora(const std::string& from, const std::string& to, const ResizeKeys& k) {
-  check(k.energy > 0 && k.energy <= 1, Code::invalid_config, "energy is {}; expected a part of 1", k.energy);
+  check(k.explained_variance > 0 && k.explained_variance <= 1, Code::invalid_config,
+        "explained_variance is {}; expected above 0 and at most 1", k.explained_variance);
   check(!k.rank || *k.rank > 0, Code::invalid_config, "rank is {}; expected 1 at least", k.rank.value_or(0));
-  check(k.rank || k.energy < 1, Code::invalid_config, "rank=N or energy=0.… says how thin the matrices become");
+  check(k.rank || k.explained_variance < 1, Code::invalid_config,
+        "rank is null; expected rank=N, or explained_variance below 1");
   check_new(to);
   LoraContents file = read_lora_contents(from);
   std::map<std::string, std::map<int64_t, int>> ranks;
@@ -166,7 +168,7 @@ void resize_lora(const std::string& from, const std::string& to, const ResizeKey
   int64_t largest = 0;
   parallel_for(std::ssize(file.pairs), [&](int64_t i, int) {
     const NamedPair& p = file.pairs[static_cast<size_t>(i)];
-    const LowRankFactors t = resized(p.pair, k.rank.value_or(p.pair.rank()), k.energy);
+    const LowRankFactors t = resized(p.pair, k.rank.value_or(p.pair.rank()), k.explained_variance);
     // The product counts as before: alpha / rank stays.
     const double alpha = p.pair.alpha / static_cast<double>(p.pair.rank()) * static_cast<double>(t.rank());
     const DType type = k.dtype.empty() ? p.pair.down.dtype() : parse_float_dtype("dtype", k.dtype);

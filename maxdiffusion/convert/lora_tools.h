@@ -30,12 +30,13 @@ struct ExtractKeys {
 /// Keys of `lora resize`, after the two paths.
 struct ResizeKeys {
   std::optional<int64_t> rank;
-  double energy = 1;
+  double explained_variance = 1;
   std::string dtype;
   template <class V>
   void visit(V&& v) {
-    v("rank", rank, "largest rank that is kept; null: set by energy");
-    v("energy", energy, "part of each product's sum of squares that is kept");
+    v("rank", rank, "largest rank that is kept; null: set by explained_variance");
+    v("explained_variance", explained_variance,
+      "part of each product's sum of squares (squared singular values) that is kept");
     v("dtype", dtype, "dtype that is written: float32, bfloat16 or float16; empty: as stored");
   }
 };

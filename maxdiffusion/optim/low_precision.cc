@@ -67,10 +67,11 @@ Tensor round_one(Tensor x, DType to, Tensor key) {
 }  // namespace
 
 LowPrecisionUpdate low_precision_update(const std::string& name) {
-  if (name == "master") return LowPrecisionUpdate::master;
-  if (name == "stochastic") return LowPrecisionUpdate::stochastic;
-  if (name == "plain") return LowPrecisionUpdate::plain;
-  fail(Code::invalid_config, "low_precision_update is '{}'; expected one of: master, stochastic, plain", name);
+  if (name == "master_f32") return LowPrecisionUpdate::master_f32;
+  if (name == "stochastic_rounding") return LowPrecisionUpdate::stochastic_rounding;
+  if (name == "round_to_nearest") return LowPrecisionUpdate::round_to_nearest;
+  fail(Code::invalid_config,
+       "low_precision_update is '{}'; expected one of: master_f32, stochastic_rounding, round_to_nearest", name);
 }
 
 bool is_low_precision(DType t) { return is_float(t) && size_of(t) < size_of(DType::f32); }

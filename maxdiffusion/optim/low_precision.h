@@ -11,9 +11,9 @@
 namespace md {
 
 enum class LowPrecisionUpdate {
-  master,      // a float32 copy is updated, the weights are that copy rounded to nearest
-  stochastic,  // the weights are updated with stochastic rounding
-  plain,       // the weights are updated and rounded to nearest
+  master_f32,           // a float32 copy is updated, the weights are that copy rounded to nearest
+  stochastic_rounding,  // the weights are updated and rounded up or down at random
+  round_to_nearest,     // the weights are updated and rounded to nearest
 };
 /// The value of the key low_precision_update. Throws invalid_config, listing the names, for another.
 LowPrecisionUpdate low_precision_update(const std::string& name);

@@ -41,7 +41,7 @@ struct OptimConfig {
   double max_grad_norm = 1.0;   // ≤ 0: no clipping
   double max_grad_value = 1.0;  // ≤ 0: no clipping
   bool opt_enable_grad_clipping = false, opt_enable_grad_global_norm_clipping = false;
-  std::string low_precision_update = "master";
+  std::string low_precision_update = "master_f32";
   std::vector<OptimizerKey> own_keys = optimizer_keys();
 
   /// The value of one of own_keys: double or bool.
@@ -77,9 +77,9 @@ struct OptimConfig {
     v("opt_enable_grad_clipping", opt_enable_grad_clipping, "clip by max_grad_value");
     v("opt_enable_grad_global_norm_clipping", opt_enable_grad_global_norm_clipping, "clip by max_grad_norm");
     v("low_precision_update", low_precision_update,
-      "weights_dtype narrower than float32: master (a float32 copy is updated), stochastic (updated weights are "
-      "rounded at random) or plain (to nearest: small updates are lost)",
-      one_of({"master", "stochastic", "plain"}));
+      "weights_dtype narrower than float32: master_f32 (a float32 copy is updated), stochastic_rounding (updated "
+      "weights are rounded up or down at random) or round_to_nearest (small updates are lost)",
+      one_of({"master_f32", "stochastic_rounding", "round_to_nearest"}));
   }
 };
 

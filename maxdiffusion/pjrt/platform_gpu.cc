@@ -86,7 +86,8 @@ std::string target(std::string_view device) {
     if (device == c.chip.key) return description(c);
     known.emplace_back(c.chip.key);
   }
-  fail(Code::invalid_config, "gpu is '{}'; expected one of: {}", device, nearest_first(std::string(device), known));
+  fail(Code::invalid_config, "gpu_type is '{}'; expected one of: {}", device,
+       nearest_first(std::string(device), known));
 }
 
 std::optional<double> peak(std::string_view kind, DType type) {

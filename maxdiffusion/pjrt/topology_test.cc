@@ -182,7 +182,7 @@ TEST(Topology, AnUnknownCardIsRefusedWithTheKnown) {
     FAIL();
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::invalid_config);
-    EXPECT_EQ(e.message(), "gpu is 'v100'; expected one of: h100, b200, h200, a100");
+    EXPECT_EQ(e.message(), "gpu_type is 'v100'; expected one of: h100, b200, h200, a100");
   }
 }
 

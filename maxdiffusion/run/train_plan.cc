@@ -109,7 +109,7 @@ LoopOptions plan_loop(const RunInfo& run, const LoopKeys& keys, const CompileCon
 AutoencoderPlan plan_autoencoder(const LearningKeys& l, const LayerKeys& layers, const DenoiseTask& task,
                                  const DeviceCounts& counts) {
   AutoencoderPlan plan{.steps = l.vae.vae_max_train_steps,
-                       .image_steps = l.vae.vae_image_steps,
+                       .image_steps = l.vae.vae_image_pretrain_steps,
                        .optim = l.optim.with_switches(true),
                        .scope = scope_options(layers)};
   plan.task.autoencoder = task.family->spec().autoencoder;
@@ -122,7 +122,7 @@ AutoencoderPlan plan_autoencoder(const LearningKeys& l, const LayerKeys& layers,
   plan.scope.quantization = nullptr;
   plan.scope.dropout = 0;  // of the denoiser
   check(plan.image_steps <= 0 || task.family->spec().videos(), Code::invalid_config,
-        "vae_image_steps is {}; expected 0: this model generates images", plan.image_steps);
+        "vae_image_pretrain_steps is {}; expected 0: this model generates images", plan.image_steps);
   return plan;
 }
 

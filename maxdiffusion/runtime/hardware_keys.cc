@@ -135,8 +135,8 @@ Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, const Sha
   check(keys.topology.empty(), Code::invalid_config,
         "topology is '{}': programs run on attached hardware only; try: the command compile, or an empty topology",
         keys.topology);
-  check(keys.gpu.empty(), Code::invalid_config, "gpu is '{}', which only compile and plan read; expected nothing",
-        keys.gpu);
+  check(keys.gpu_type.empty(), Code::invalid_config,
+        "gpu_type is '{}', which only compile and plan read; expected nothing", keys.gpu_type);
   return open_devices(keys, mesh, AxisRules::for_family(sharding, mesh.axes(), of_family));
 }
 

@@ -12,18 +12,18 @@
 namespace md {
 
 struct HardwareKeys {
-  std::string hardware = "cpu", plugin, topology, gpu, compile_step = "training";
+  std::string hardware = "cpu", plugin, topology, gpu_type, compile_target = "training";
   int64_t cpu_device_count = 1, compile_topology_num_slices = -1;
   template <class V>
   void visit(V&& v) {
     v("hardware", hardware, "cpu, gpu or tpu");
     v("plugin", plugin, "path of a PJRT plugin; empty: the one of `hardware`", KeyPath::input);
     v("cpu_device_count", cpu_device_count, "virtual devices of the CPU plugin", in_range(1, 1024));
-    v("compile_step", compile_step, "for compile and plan: which program", one_of({"training", "sampling"}));
+    v("compile_target", compile_target, "for compile and plan: which program", one_of({"training", "sampling"}));
     v("topology", topology,
       "for compile and plan: devices that are not attached: TPUs of a slice, as v5p:4x4x4; with hardware gpu 1x1x8: "
       "NVLink domains, hosts of each, GPUs of each");
-    v("gpu", gpu, "for compile and plan: what the GPUs of that topology are: a100, h100, h200, b200");
+    v("gpu_type", gpu_type, "for compile and plan: the GPUs of that topology: a100, h100, h200, b200");
     v("compile_topology_num_slices", compile_topology_num_slices, "for compile: slices of that topology; <= 0: 1");
   }
 };

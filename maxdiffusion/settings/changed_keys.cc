@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
+#include "maxdiffusion/settings/renamed_keys.h"
 #include "maxdiffusion/storage/write.h"
 
 namespace md {
@@ -50,7 +51,9 @@ RunConfig keys_of(const std::string& yaml) {
   RunConfig c;
   KeyList keys;
   keys.add(c);
-  keys.assign(ConfigSource::from_text(yaml));
+  ConfigSource source = ConfigSource::from_text(yaml);
+  source.rename(renamed_keys());
+  keys.assign(source);
   return c;
 }
 

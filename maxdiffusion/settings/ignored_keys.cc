@@ -173,7 +173,7 @@ const std::vector<Rule>& rules() {
   static const std::vector<Rule> all = {
       // What other commands read.
       {of<TfrecordKeys>(), RULE(unless(s.command == "prepare_tfrecords", "only prepare_tfrecords reads it")), true},
-      {{"compile_step", "compile_topology_num_slices"}, RULE("only compile and plan read it"), true},
+      {{"compile_target", "compile_topology_num_slices"}, RULE("only compile and plan read it"), true},
       {of<DataSourceConfig>() + (of<ImageKeys>() - Keys{"resolution"}) +
            Keys{"timesteps_list", "encoder_batch_size", "dataset_save_location", "cache_latents_text_encoder_outputs"},
        RULE(unless(!s.generates(), "generate reads no data")), true},
@@ -242,7 +242,7 @@ const std::vector<Rule>& rules() {
        unless_set("train_text_encoder", "no text encoder is trained (train_text_encoder=false)")},
       {{"num_train_epochs"}, RULE(unless(s.c.optim.max_train_steps <= 0, "max_train_steps says when training ends"))},
       {of<AutoencoderKeys>(), unless_set("train_new_vae", "no autoencoder is trained (train_new_vae=false)")},
-      {{"vae_image_steps"}, RULE(unless(s.videos(), "this model's media are images"))},
+      {{"vae_image_pretrain_steps"}, RULE(unless(s.videos(), "this model's media are images"))},
       {{"lora_rank", "lora_alpha", "lora_target_modules"},
        unless_set("train_lora", "no LoRA is trained (train_lora=false)")},
       {{"disable_training_weights", "train_flow_shift", "timestep_lookup"},

@@ -12,6 +12,7 @@
 #include "maxdiffusion/pjrt/platforms.h"
 #include "maxdiffusion/schedulers/sampler_names.h"
 #include "maxdiffusion/settings/foreign_keys.h"
+#include "maxdiffusion/settings/renamed_keys.h"
 #include "maxdiffusion/storage/hub.h"
 #include "maxdiffusion/storage/location.h"
 
@@ -96,7 +97,8 @@ RunConfig RunConfig::load(const std::string& file, const std::vector<std::string
   return c;
 }
 
-RunConfig RunConfig::from_source(const ConfigSource& source) {
+RunConfig RunConfig::from_source(ConfigSource source) {
+  source.rename(renamed_keys());
   check_family_of_file(source);
   RunConfig c;
   KeyList keys;

@@ -143,7 +143,7 @@ struct RunConfig : DataKeys, LearningKeys {
   /// Throws invalid_config: an unknown key or a value that it cannot take (naming file, line and key), or a name that
   /// is in no list.
   static RunConfig load(const std::string& file, const std::vector<std::string>& overrides);
-  static RunConfig from_source(const ConfigSource& source);
+  static RunConfig from_source(ConfigSource source);
   /// Without hf_access_token.
   std::string to_yaml() const;
 

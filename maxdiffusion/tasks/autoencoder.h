@@ -11,13 +11,14 @@ namespace md {
 
 /// The autoencoder stage (`train_new_vae`).
 struct AutoencoderKeys {
-  int64_t vae_max_train_steps = 0, vae_image_steps = 0;
+  int64_t vae_max_train_steps = 0, vae_image_pretrain_steps = 0;
   double vae_learning_rate = 1e-3, vae_kl_weight = 1e-6, vae_per_device_batch_size = 8;
   template <class V>
   void visit(V&& v) {
     v("vae_max_train_steps", vae_max_train_steps, "optimizer updates of the autoencoder stage");
-    v("vae_image_steps", vae_image_steps,
-      "before these, updates on single frames of videos, as many as a batch of videos has; layers over time wait");
+    v("vae_image_pretrain_steps", vae_image_pretrain_steps,
+      "updates on single frames before those on videos, as many frames as a batch of videos has; layers over time are "
+      "not trained in them");
     v("vae_learning_rate", vae_learning_rate, "peak step size of the autoencoder stage", at_least(0));
     v("vae_kl_weight", vae_kl_weight, "weight of KL(q || N(0, 1)) per pixel value, added to the reconstruction error",
       at_least(0));

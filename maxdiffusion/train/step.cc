@@ -35,7 +35,7 @@ std::vector<Param> trained(const ParamTable& params, const Task& task) {
 
 bool has_master(const Param& p, const StepOptions& o) {
   return p.trainable && is_low_precision(p.shape.dtype) &&
-         low_precision_update(o.optim.low_precision_update) == LowPrecisionUpdate::master;
+         low_precision_update(o.optim.low_precision_update) == LowPrecisionUpdate::master_f32;
 }
 
 /// Loss and gradients of one batch; `in` is the graph where its nodes go, and holds the feed.
@@ -221,7 +221,7 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   auto stored = [&](const std::string& component, const Group& group) {
     std::vector<Tensor> out;
     const DType type = group.params[0].shape.dtype;  // of the component, or of all matrices of its LoRA
-    if (is_low_precision(type) && narrow_update == LowPrecisionUpdate::stochastic)
+    if (is_low_precision(type) && narrow_update == LowPrecisionUpdate::stochastic_rounding)
       return round_stochastically(group.values.params, type,
                                   Rng(key).at(step).for_("stochastic rounding").for_(component));
     for (size_t i = 0; i < group.params.size(); ++i)

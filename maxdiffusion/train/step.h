@@ -26,7 +26,7 @@ namespace md {
 namespace state_prefix {
 inline constexpr char kAverage[] = "ema/";    // with ema_decay > 0
 inline constexpr char kMaster[] = "master/";  // of which the parameter is the rounding, where it is narrower than f32
-                                              // and low_precision_update is master
+                                              // and low_precision_update is master_f32
 }  // namespace state_prefix
 
 struct StepOptions {

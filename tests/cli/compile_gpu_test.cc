@@ -28,7 +28,7 @@ std::string small_model(const TemporaryFolder& folder, int channels, const char*
 Outcome on_eight_h100(std::vector<std::string> words, int channels = 80, const char* down = "CrossAttnDownBlock2D") {
   const TemporaryFolder folder;
   words.insert(words.begin() + 1, {kConfig, small_model(folder, channels, down), "hardware=gpu", "topology=1x1x8",
-                                   "gpu=h100", "activations_dtype=bfloat16", "ema_decay=0", "attention=flash"});
+                                   "gpu_type=h100", "activations_dtype=bfloat16", "ema_decay=0", "attention=flash"});
   return maxdiffusion(words);
 }
 
@@ -99,13 +99,13 @@ TEST(CompileAheadForGpus, KeysOfGpusAndOfTpusAreNotMixed) {
     EXPECT_EQ(o.status, 2) << o.err;
     return o.err;
   };
-  EXPECT_TRUE(contains(refusal({"topology=v5p:2x2x1", "gpu=h100"}), "gpu is 'h100' and hardware is cpu"));
-  EXPECT_TRUE(contains(refusal({"hardware=gpu", "gpu=h100"}), "topology is empty"));
-  EXPECT_TRUE(contains(refusal({"hardware=gpu", "gpu=h100", "topology=v5p:2x2x1"}),
+  EXPECT_TRUE(contains(refusal({"topology=v5p:2x2x1", "gpu_type=h100"}), "gpu_type is 'h100' and hardware is cpu"));
+  EXPECT_TRUE(contains(refusal({"hardware=gpu", "gpu_type=h100"}), "topology is empty"));
+  EXPECT_TRUE(contains(refusal({"hardware=gpu", "gpu_type=h100", "topology=v5p:2x2x1"}),
                        "topology is 'v5p:2x2x1'; expected numbers such as 1x1x8"));
   EXPECT_TRUE(
-      contains(refusal({"hardware=gpu", "topology=1x1x8"}), "gpu is ''; expected one of: b200, h200, h100, a100"));
-  EXPECT_TRUE(contains(refusal({"hardware=gpu", "gpu=h100", "topology=1x1x8", "compile_topology_num_slices=2"}),
+      contains(refusal({"hardware=gpu", "topology=1x1x8"}), "gpu_type is ''; expected one of: b200, h200, h100, a100"));
+  EXPECT_TRUE(contains(refusal({"hardware=gpu", "gpu_type=h100", "topology=1x1x8", "compile_topology_num_slices=2"}),
                        "compile_topology_num_slices is 2; expected 1: of GPUs"));
 }
 

@@ -87,7 +87,7 @@ TEST(Plan, SaysWhatWouldMakeAStepFit) {
 }
 
 TEST(Plan, SaysWhatSamplingTakes) {
-  const Outcome o = maxdiffusion({"plan", kConfig, kModel, "compile_step=sampling", "per_device_batch_size=1",
+  const Outcome o = maxdiffusion({"plan", kConfig, kModel, "compile_target=sampling", "per_device_batch_size=1",
                                   "prompt=a red heart", "xla_flags=--xla_backend_optimization_level=0"});
   ASSERT_EQ(o.status, 0) << o.err;
   const double parameters = number_after(o.out, "transformer: ");
@@ -102,7 +102,7 @@ TEST(Plan, CompilesTheProgramThatARunLoads) {
   auto program = [&](const char* command, const std::string& folder) {
     const Outcome o = maxdiffusion({command, MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                     "pretrained_model_name_or_path=" MD_SOURCE_DIR "/tests/golden/pipelines/sd",
-                                    "compile_step=sampling", "prompt=a heart", "num_images_per_prompt=1",
+                                    "compile_target=sampling", "prompt=a heart", "num_images_per_prompt=1",
                                     "num_inference_steps=2", "resolution=16", "aot_cache_dir=" + (t / folder),
                                     "output_dir=" + (t / "out"), "xla_flags=--xla_backend_optimization_level=0"});
     EXPECT_EQ(o.status, 0) << o.err;
@@ -125,9 +125,9 @@ TEST(CompileAhead, SettingsThatCannotBeAreRefused) {
   o = compile({"topology=v5p:2x2x1", "libtpu_flags=wan"});
   EXPECT_EQ(o.status, 2) << o.err;
   EXPECT_TRUE(contains(o.err, "'wan' is not one of wan_v5p_train, wan_light, multihost, ulysses")) << o.err;
-  o = compile({"topology=v5p:2x2x1", "compile_step=both"});
+  o = compile({"topology=v5p:2x2x1", "compile_target=both"});
   EXPECT_EQ(o.status, 2) << o.err;
-  EXPECT_TRUE(contains(o.err, "compile_step is `both`, expected one of: training, sampling")) << o.err;
+  EXPECT_TRUE(contains(o.err, "compile_target is `both`, expected one of: training, sampling")) << o.err;
   const TemporaryFolder folder;
   o = maxdiffusion({"train", kConfig, kModel, "topology=v5p:2x2x1", "output_dir=" + folder.path()});
   EXPECT_EQ(o.status, 2) << o.err;

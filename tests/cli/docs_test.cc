@@ -331,8 +331,8 @@ TEST(Docs, TheChecklistCountsItsRowsByState) {
 TEST(Docs, KeysInTheTextExist) {
   Names keys = declared_keys();
   // Words of `convert`, `lora` and `accelerator_check`, a word that stands for any, and one of diffusers.
-  keys.merge(Names{"component", "dtype", "ema", "format", "rank", "energy", "key", "load_into_transformer_2", "minutes",
-                   "output", "sizes", "python"});
+  keys.merge(Names{"component", "dtype", "ema", "format", "rank", "explained_variance", "key",
+                   "load_into_transformer_2", "minutes", "output", "sizes", "python"});
   int found = 0;
   for (const auto& [file, text] : documents()) {
     bool block = false;

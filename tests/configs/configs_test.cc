@@ -84,8 +84,8 @@ const std::map<std::string, Tiny> kModels = {
       kPicture}},
     {MD_SOURCE_DIR "/configs/models/moving_emoji",
      {MD_SOURCE_DIR "/configs/models/moving_emoji",
-      {"height=16", "width=16", "num_frames=5", "dataset_save_location={}", "max_train_samples=4", "vae_image_steps=1",
-       "vae_max_train_steps=1", "vae_per_device_batch_size=2"},
+      {"height=16", "width=16", "num_frames=5", "dataset_save_location={}", "max_train_samples=4",
+       "vae_image_pretrain_steps=1", "vae_max_train_steps=1", "vae_per_device_batch_size=2"},
       {5, 16, 16, 3}}},
     // base_wan.yml, which the others are based on.
     {"", {kVideos + "t2v", video_words({kTexts}), kVideo}},

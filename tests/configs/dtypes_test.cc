@@ -169,7 +169,7 @@ TEST(TypeKeys, ChangeWhatTheyNameAndNothingElse) {
 TEST(TypeKeys, WeightsAreTheirOwnMastersWhereRoundedAtRandom) {
   Step want = all_wide();
   want.models["unet"].weights = kNarrow;
-  expect_equal(step_with({"weights_dtype=bfloat16", "low_precision_update=stochastic"}), want, "stochastic");
+  expect_equal(step_with({"weights_dtype=bfloat16", "low_precision_update=stochastic_rounding"}), want, "stochastic");
 }
 
 TEST(TypeKeys, AFolderMayAskForAttentionInFloat32) {

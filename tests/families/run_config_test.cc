@@ -13,6 +13,7 @@
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/pipelines/denoise_loop.h"
 #include "maxdiffusion/settings/data_mode.h"
+#include "maxdiffusion/settings/renamed_keys.h"
 #include "maxdiffusion/settings/requests.h"
 #include "maxdiffusion/settings/run_info.h"
 #include "tests/one_device.h"
@@ -380,6 +381,17 @@ TEST(RunConfig, WhatIsSavedMeansTheSameFromAnyFolder) {
     EXPECT_TRUE(contains(saved, line + "\n")) << line << "\n" << saved;
   EXPECT_TRUE(contains(parse("pretrained_model_name_or_path: owner/name").to_yaml(),
                        "\npretrained_model_name_or_path: owner/name\n"));
+}
+
+TEST(RunConfig, FormerNamesOfKeysStillWork) {
+  const RunConfig c =
+      parse("gpu: h100\ncompile_step: sampling\nvae_image_steps: 3\nlow_precision_update: stochastic\n");
+  EXPECT_EQ(c.hardware.gpu_type, "h100");
+  EXPECT_EQ(c.hardware.compile_target, "sampling");
+  EXPECT_EQ(c.vae.vae_image_pretrain_steps, 3);
+  EXPECT_EQ(c.optim.low_precision_update, "stochastic_rounding");
+  for (const KeyRename& r : renamed_keys())
+    for (const auto& [former, now] : r.values) EXPECT_NE(former, now);
 }
 
 TEST(RunConfig, KeysOfOtherProgramsNameOurs) {

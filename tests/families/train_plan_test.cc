@@ -196,7 +196,8 @@ TEST(TrainPlan, RefusesWhatARunWouldFailBy) {
   EXPECT_NE(refusal("base_xl.yml", {"resolution=1000", "per_device_batch_size=0.3"}).find("expected a whole number"),
             std::string::npos);
   EXPECT_NE(refusal("base_xl.yml", {"resolution=1001"}).find("resolution=1001"), std::string::npos);
-  EXPECT_NE(refusal("quickstart.yml", {"vae_image_steps=3"}).find("this model generates images"), std::string::npos);
+  EXPECT_NE(refusal("quickstart.yml", {"vae_image_pretrain_steps=3"}).find("this model generates images"),
+            std::string::npos);
 }
 
 TEST(TrainPlan, IsPrintedAsNamesAndValues) {

@@ -125,7 +125,9 @@ TEST(LowPrecisionUpdate, UnknownNamesAreRefusedWithTheKnown) {
     low_precision_update("nearest");
     FAIL();
   } catch (const Error& e) {
-    EXPECT_STREQ(e.what(), "low_precision_update is 'nearest'; expected one of: master, stochastic, plain");
+    EXPECT_STREQ(
+        e.what(),
+        "low_precision_update is 'nearest'; expected one of: master_f32, stochastic_rounding, round_to_nearest");
   }
 }
 

@@ -328,7 +328,7 @@ TEST_F(VideoTraining, MagCacheKnowsTheRatiosOfPublishedModels) {
 }
 
 TEST_F(VideoTraining, AnAutoencoderOfSingleFramesBeginsWithVideosFrameByFrame) {
-  const Outcome o = train("new", {"train_new_vae=true", "vae_image_steps=2", "vae_max_train_steps=1",
+  const Outcome o = train("new", {"train_new_vae=true", "vae_image_pretrain_steps=2", "vae_max_train_steps=1",
                                   "vae_per_device_batch_size=2", "vae_learning_rate=1e-30", "max_train_steps=1"});
   ASSERT_EQ(o.status, 0) << o.err;
   auto weights_of = [&](const std::string& stage) {

@@ -158,7 +158,7 @@ void set(TinyRun& run, const LowPrecisionCase& c) {
 
 // P-6
 TEST(LowPrecision, ResumedEqualsUninterruptedBitForBit) {
-  for (const LowPrecisionCase& c : {LowPrecisionCase{"master"}, {"stochastic"}, {"master", 0.9}}) {
+  for (const LowPrecisionCase& c : {LowPrecisionCase{"master_f32"}, {"stochastic_rounding"}, {"master_f32", 0.9}}) {
     SCOPED_TRACE(c.update + " " + std::to_string(c.ema));
     TinyRun whole, parts;
     set(whole, c);
@@ -171,7 +171,7 @@ TEST(LowPrecision, ResumedEqualsUninterruptedBitForBit) {
 
     // What the model's file or a master says is not repeated, and everything is f32.
     std::set<std::string> kinds = {"step", "healthy", "adam_m", "adam_v"};
-    if (c.update == "master") kinds.insert("master");
+    if (c.update == "master_f32") kinds.insert("master");
     if (c.ema > 0) kinds.insert("ema");
     EXPECT_EQ(kinds_of(state), kinds);
     for (const auto& [name, a] : state)
@@ -197,7 +197,7 @@ TEST(LowPrecision, SmallUpdatesAddUpUnlessRoundedToNearest) {
     run.options.keys.save_final_checkpoint = false;
     return run.train(steps).values;
   };
-  const LowPrecisionCase f32{"master", 0, DType::f32};
+  const LowPrecisionCase f32{"master_f32", 0, DType::f32};
   const HostArrays from = train(f32, 0), to = train(f32, 40);
   auto part_of_the_way = [&](const std::string& update) {
     const HostArrays values = train({update}, 40);
@@ -213,17 +213,17 @@ TEST(LowPrecision, SmallUpdatesAddUpUnlessRoundedToNearest) {
     }
     return common / way;
   };
-  EXPECT_NEAR(part_of_the_way("master"), 1, 0.1);
-  EXPECT_NEAR(part_of_the_way("stochastic"), 1, 0.1);
-  EXPECT_EQ(part_of_the_way("plain"), 0);
+  EXPECT_NEAR(part_of_the_way("master_f32"), 1, 0.1);
+  EXPECT_NEAR(part_of_the_way("stochastic_rounding"), 1, 0.1);
+  EXPECT_EQ(part_of_the_way("round_to_nearest"), 0);
 }
 
 // P-8
 TEST(LowPrecision, AnF32RunResumesInBf16AndBack) {
   TinyRun run;
-  set(run, {"master", 0, DType::f32});
+  set(run, {"master_f32", 0, DType::f32});
   const Trained first = run.train(2);
-  set(run, {"master"});
+  set(run, {"master_f32"});
   for (const auto& [name, a] : run.train(2).values)  // nothing to do
     EXPECT_EQ(a.to_doubles(), first.values.at(name).cast(DType::bf16).to_doubles()) << name;
   run.options.step.optim.learning_rate = 0;
@@ -234,7 +234,7 @@ TEST(LowPrecision, AnF32RunResumesInBf16AndBack) {
   set(run, {"master"});
   run.train(4);
   const HostArrays state = as_arrays(read_training_state(run.options.checkpoint_dir(), 4).state);
-  set(run, {"master", 0, DType::f32});
+  set(run, {"master_f32", 0, DType::f32});
   for (const auto& [name, a] : run.train(4).values)
     EXPECT_EQ(a.to_doubles(), state.at("master/" + name).to_doubles()) << name;
 }
