@@ -5,7 +5,7 @@
 
 namespace md {
 
-/// Runs every stage that the keys ask for, continuing from what the run's folder holds. Writes
+/// Runs every stage that the keys request, continuing from what the run's folder holds. Writes
 ///   output_dir/run_name/{config.yml, metrics.jsonl, tensorboard/, checkpoints/, samples/}
 /// and, with train_new_vae, vae/{…the same for the autoencoder}.
 void train(const TrainingRequest& request);

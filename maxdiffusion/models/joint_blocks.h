@@ -1,4 +1,4 @@
-// What transformers over an image's tokens and a text's as two streams are made of: blocks in which both streams attend
+// What transformers with an image's tokens and a text's as two streams consist of: blocks in which both streams attend
 // to all tokens, with projections, norms and a feed-forward part of their own, modulated by the conditions; and the
 // last layer. FLUX.1, FLUX.2 and Qwen-Image differ in names, in what the conditions are, and in the order of the
 // tokens. Parameter names are diffusers'. Norms and modulation are computed in f32. Source: Esser et al. 2024,

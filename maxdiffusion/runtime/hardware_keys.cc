@@ -136,7 +136,7 @@ Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, const Sha
         "topology is '{}': programs run on attached hardware only; try: the command compile, or an empty topology",
         keys.topology);
   check(keys.gpu_type.empty(), Code::invalid_config,
-        "gpu_type is '{}', which only compile and plan read; expected nothing", keys.gpu_type);
+        "gpu_type is '{}'; expected empty: it belongs to the topology of compile and plan", keys.gpu_type);
   return open_devices(keys, mesh, AxisRules::for_family(sharding, mesh.axes(), of_family));
 }
 

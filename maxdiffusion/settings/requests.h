@@ -86,7 +86,7 @@ TrainingRequest training_request(const RunConfig& config, bool joins = false);
 struct RunSearch {
   ModelKeys model;
   std::string file, run_name, output_dir, output_dir_of_file, checkpoint_dir;  // as in RunConfig
-  std::vector<std::string> untrained;     // keys that ask for weights which only training makes
+  std::vector<std::string> untrained;     // keys of weights that only training makes
   std::set<std::string> on_command_line;  // keys
 };
 struct GenerateRequest {
