@@ -255,7 +255,7 @@ TEST(SafetensorsReader, SaysWhatAFolderHoldsInstead) {
   std::ofstream(t / "diffusion_pytorch_model.bin").close();
   EXPECT_TRUE(has(open_error(t.path()), "convert it"));
   std::ofstream(t / "unet.safetensors").close();
-  EXPECT_TRUE(has(open_error(t.path()), "'unet.safetensors' is there"));
+  EXPECT_TRUE(has(open_error(t.path()), "try: the path of 'unet.safetensors' itself"));
   std::ofstream(t / "model_index.json").close();
   EXPECT_TRUE(has(open_error(t.path()), "whole pipeline"));
 }

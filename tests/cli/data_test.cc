@@ -138,7 +138,7 @@ TEST_F(DataRuns, TfrecordsOfOneTextEncoderTrainAsTheFolderDoes) {
 
   o = run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "set")});
   EXPECT_EQ(o.status, 4);
-  EXPECT_TRUE(contains(o.err, "holds something")) << o.err;
+  EXPECT_TRUE(contains(o.err, "not empty; expected a new folder")) << o.err;
   for (const auto& [word, says] : std::vector<std::pair<std::string, std::string>>{
            {"no_records_per_shard=0", "no_records_per_shard is 0"}, {"tfrecords_dir=", "tfrecords_dir is empty"}}) {
     o = run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "other"), word});

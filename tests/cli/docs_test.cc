@@ -560,7 +560,7 @@ std::string literals_of(const std::string& source) {
       i = std::min(source.find('\n', i), source.size());
     } else if (source.compare(i, 2, "/*") == 0) {
       i = std::min(source.find("*/", i), source.size() - 1) + 1;
-    } else if (c == '\'' && (i == 0 || !std::isalnum(static_cast<unsigned char>(source[i - 1])))) {
+    } else if (c == '\'' && (i == 0 || !std::isxdigit(static_cast<unsigned char>(source[i - 1])))) {
       for (++i; i < source.size() && source[i] != '\''; ++i)
         if (source[i] == '\\') ++i;
       after_literal = false;

@@ -122,7 +122,7 @@ TEST(Mask, MissingOrOfAnotherSizeIsRefusedByName) {
   EXPECT_EQ(error_of([&] { prepare_image(r, config, {}); }, Code::invalid_config), "it: no mask");
   r.mask = Blob::of(file_text(smooth(8, 9)));
   EXPECT_EQ(error_of([&] { prepare_image(r, config, {}); }, Code::invalid_config),
-            "mask of it: it has 9x8 pixels; expected 8x8");
+            "mask of it: it has 9x8 pixels; expected 8x8, the image's size");
 
   const TemporaryFolder folder;
   for (const char* part : {"/pictures", "/pictures/sub", "/masks", "/masks/sub"}) make_folders(folder.path() + part);

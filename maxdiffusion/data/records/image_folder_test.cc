@@ -214,7 +214,7 @@ TEST(ImageFolder, FifosAreLeftOutAndCounted) {
   testing::internal::CaptureStderr();
   EXPECT_EQ(list_image_folder(f.path, {}).size(), 1u);
   const std::string log = testing::internal::GetCapturedStderr();
-  EXPECT_NE(log.find("'" + f.path + "': 3 files of other kinds are left out: 1 .doc, 2 no regular file"),
+  EXPECT_NE(log.find("'" + f.path + "': 3 files of other kinds are ignored: 1 .doc, 2 no regular file"),
             std::string::npos)
       << log;
 }
@@ -270,7 +270,7 @@ TEST(ImageFolder, OtherFilesAndOddCaptionsAreWarnedAbout) {
   EXPECT_EQ(items[0].caption, "a cat");
   EXPECT_EQ(items[1].caption, "gr\xef\xbf\xbdn");
   EXPECT_EQ(items[2].caption, "gr\xc3\xbcn");
-  EXPECT_NE(log.find("3 files of other kinds are left out: 2 .heic, 1 .md"), std::string::npos) << log;
+  EXPECT_NE(log.find("3 files of other kinds are ignored: 2 .heic, 1 .md"), std::string::npos) << log;
   EXPECT_NE(log.find("1 captions are not UTF-8, the first is that of " + f.path + "/b.gif"), std::string::npos) << log;
   f.put(
       "metadata.jsonl",
@@ -316,13 +316,14 @@ TEST(ImageFolder, MetadataWinsOverTextFilesAndOrderIsByPath) {
 
 TEST(ImageFolder, ColumnsMayHaveOtherNames) {
   const Folder f("columns");
-  f.put("a.png", file_of("rgb.png")).put("metadata.jsonl", R"({"image": "a.png", "caption": "hello"})");
+  f.put("a.png", file_of("rgb.png")).put("metadata.jsonl", R"({"picture": "a.png", "caption": "hello"})");
   EXPECT_EQ(list_image_folder(f.path, {.image_column = "picture", .caption_column = "caption"})[0].caption, "hello");
-  EXPECT_ERROR(list_image_folder(f.path, {}), "metadata.jsonl:1: no column 'file_name'; the line has: caption, image");
+  EXPECT_ERROR(list_image_folder(f.path, {}),
+               "metadata.jsonl:1: no column 'file_name'; the line has: caption, picture");
 }
 
 TEST(ImageFolder, BadFoldersAreRefusedWithTheReason) {
-  EXPECT_ERROR(list_image_folder("/nowhere/pictures", {}), "'/nowhere/images': no such folder");
+  EXPECT_ERROR(list_image_folder("/nowhere/pictures", {}), "'/nowhere/pictures': no such folder");
   EXPECT_ERROR(list_image_folder("/etc/passwd", {}), "not a folder");
   EXPECT_ERROR(list_image_folder(Folder("empty").path, {}), "no images");
   EXPECT_ERROR(list_image_folder(Folder("texts").put("a.txt", "x").path, {}), "captions without images");

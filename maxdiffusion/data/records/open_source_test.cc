@@ -357,7 +357,7 @@ TEST(Source, StreamsOfFilesGoOnFromASavedPosition) {
 
 TEST(Source, MissingColumnsListThoseThatAreThere) {
   EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = kFiles + "/plain.parquet"}),
-               "plain.parquet: no column 'image'; it has: image, captions");
+               "plain.parquet: no column 'image'; it has: picture, captions");
   EXPECT_ERROR(open_source({.dataset_type = "hf", .train_data_dir = kFiles + "/saved", .caption_column = "caption"}),
                "no column 'caption'; it has: image, text");
   EXPECT_ERROR(all_of({.dataset_type = "tfrecord", .train_data_dir = kFiles + "/laion"}),
@@ -478,7 +478,7 @@ TEST(TfrecordShards, AreReadBackAndAppearOnlyWhenWhole) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder), {}), 3);
   EXPECT_TRUE(fs::exists(folder + "/file_02-9.tfrec"));
   EXPECT_FALSE(fs::exists(scratch() / ".written.unfinished"));
-  EXPECT_ERROR(TfrecordShards(folder, 3), "holds something");
+  EXPECT_ERROR(TfrecordShards(folder, 3), "not empty; expected a new folder");
   EXPECT_ERROR(TfrecordShards("gs://bucket/x", 3), "local folder");
   EXPECT_ERROR(TfrecordShards(scratch() / "none", 3).close(), "no record");
   const auto read = all_of({.train_data_dir = folder, .array_columns = kLaionColumns});
