@@ -54,14 +54,14 @@ class Generate : public testing::Test {
 TEST_F(Generate, FindsTheRunNextToItsConfigOrInItsFolder) {
   Outcome o = generate(run);  // the folder
   ASSERT_EQ(o.status, 0) << o.err;
-  EXPECT_TRUE(contains(o.err, "its checkpoint " + run + "/checkpoints/3 is used")) << o.err;
+  EXPECT_TRUE(contains(o.err, "the run's checkpoint " + run + "/checkpoints/3 is used")) << o.err;
   const std::string image = read_file(run + "/image_0.png");
 
   fs::copy(run, t / "moved", fs::copy_options::recursive);
   fs::remove_all(run);
   o = generate(t / "moved/config.yml");
   ASSERT_EQ(o.status, 0) << o.err;
-  EXPECT_TRUE(contains(o.err, "its checkpoint " + (t / "moved/checkpoints/3") + " is used")) << o.err;
+  EXPECT_TRUE(contains(o.err, "the run's checkpoint " + (t / "moved/checkpoints/3") + " is used")) << o.err;
   EXPECT_EQ(read_file(t / "moved/image_1.png"), image);
   // output_dir says where images go, not where the run is.
   o = generate(t / "moved/config.yml", {"output_dir=" + (t / "images")});
@@ -292,8 +292,8 @@ TEST_F(Samplers, AnUnsupportedClassIsNamedBeforeItsFieldsAndCanBeReplaced) {
   const std::string heun = turbo_of("Heun");
   Outcome o = sample(heun);
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(
-      o.err, "the sampler HeunDiscreteScheduler is not supported; expected one of: LMSDiscreteScheduler, DDPM"))
+  EXPECT_TRUE(
+      contains(o.err, "the sampler HeunDiscreteScheduler is not supported; expected one of: DDPMScheduler, DDIM"))
       << o.err;
   EXPECT_TRUE(contains(o.err, "try: scheduler=NAME, which samples with another: ddpm, ddim, ")) << o.err;
   EXPECT_FALSE(contains(o.err, "encoded after")) << "found out after work: " << o.err;
@@ -398,7 +398,7 @@ TEST_F(Samplers, FoldersOfImageToImageSampleFromNoiseAndSaySo) {
   change_config(folder, "unet", {{"in_channels", 9}});
   const Outcome o = sample(folder);
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, folder + ": this UNet takes 9 channels: it is that of an inpainting model")) << o.err;
+  EXPECT_TRUE(contains(o.err, folder + ": this UNet takes 9 channels: it is an inpainting model")) << o.err;
 }
 
 TEST_F(Samplers, SdxlWithoutItsSecondTextEncoderOrATokenizerIsRefusedByName) {
@@ -462,7 +462,7 @@ TEST_F(Samplers, AChangedSchedulerOfACheckpointIsTakenWithAWarning) {
   EXPECT_TRUE(contains(o.err, "'" + file + "' " + changed + "it is taken as it is now")) << o.err;
   o = train({"max_train_steps=2"});
   ASSERT_EQ(o.status, 0) << o.err;
-  EXPECT_TRUE(contains(o.err, "'" + file + "' " + changed + "a run that goes on does not read it")) << o.err;
+  EXPECT_TRUE(contains(o.err, "'" + file + "' " + changed + "a resumed run does not read it")) << o.err;
   // Weights stay protected.
   const std::string weights = checkpoint + "/unet/diffusion_pytorch_model.safetensors";
   std::string bytes = read_file(weights);

@@ -72,7 +72,7 @@ TEST(Program, AConfigThatIsNotThereIsTheOneThatCameWithIt) {
   const std::string program = "cd " + folder.path() + " && " MD_BINARY_DIR "/maxdiffusion inspect config ";
   Outcome o = shell(program + "configs/quickstart.yml");
   EXPECT_EQ(o.status, 0) << o.err;
-  EXPECT_TRUE(contains(o.err, "configs/quickstart.yml is " MD_SOURCE_DIR "/configs/quickstart.yml, which came with"))
+  EXPECT_TRUE(contains(o.err, "configs/quickstart.yml is " MD_SOURCE_DIR "/configs/quickstart.yml, installed with"))
       << o.err;
   EXPECT_TRUE(contains(o.out, "\npretrained_model_name_or_path: " MD_SOURCE_DIR "/configs/models/emoji\n")) << o.out;
   make_folders(folder / "configs");
@@ -330,7 +330,8 @@ TEST(Program, ADatasetThatIsGeneratedNeedsAFolder) {
   TemporaryFolder folder;
   const Outcome o = train(folder, {"dataset_name=noto-emoji", "dataset_save_location="});
   EXPECT_EQ(o.status, 2) << o.err;
-  EXPECT_TRUE(contains(o.err, "dataset_name=noto-emoji needs dataset_save_location")) << o.err;
+  EXPECT_TRUE(contains(o.err, "dataset_save_location is empty; expected a folder for dataset_name=noto-emoji"))
+      << o.err;
 }
 
 // S1-52

@@ -175,7 +175,7 @@ TEST_F(Robustness, FilesThatAreNotWeightsAreNamedAsWhatTheyAre) {
       {"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n", "a git-lfs pointer"},
       {"<!DOCTYPE html>\n<html></html>", "an HTML page"},
       {"GGUF\3\1\1\1\1", "a GGUF file"},
-      {"learning_rate: 1\n", "a text that begins with 'learning_rate: 1', not safetensors"}};
+      {"learning_rate: 1\n", "a text that begins with 'learning_rate: 1'; expected safetensors"}};
   for (const auto& [bytes, text] : files) {
     write_file_atomic(t / "some.safetensors", bytes);
     const Outcome o = maxdiffusion({"lora", "info", t / "some.safetensors"});

@@ -378,7 +378,7 @@ TEST_F(VideoTraining, OnClipsEvaluatesResumesToTheBitAndIsSampled) {
   const std::string given = read_file(t / "wan_output_0_0.mp4");
   o = maxdiffusion({"generate", t / "whole/config.yml", "prompt=a red heart moves up", "num_inference_steps=2"});
   ASSERT_EQ(o.status, 0) << o.err;
-  EXPECT_TRUE(contains(o.err, "its checkpoint " + (t / "whole/checkpoints/4") + " is used")) << o.err;
+  EXPECT_TRUE(contains(o.err, "the run's checkpoint " + (t / "whole/checkpoints/4") + " is used")) << o.err;
   EXPECT_NE(read_file(t / "whole/wan_output_0_0.mp4"), given);
 }
 
