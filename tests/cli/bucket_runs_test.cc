@@ -180,7 +180,7 @@ TEST_F(RunsInBuckets, WhateverIsWrittenMayBeThereAndIsReadOnAnotherMachine) {
   from_bucket.emplace_back("checkpoint_dir=s3://runs/saved");
   o = run(words("generate", "s3://runs/drawn", from_bucket), "third");
   ASSERT_EQ(o.status, 0) << o.err;
-  EXPECT_TRUE(contains(o.err, "its checkpoint s3://runs/saved/2 is used")) << o.err;
+  EXPECT_TRUE(contains(o.err, "the run's checkpoint s3://runs/saved/2 is used")) << o.err;
   const std::string copy = t / "copy";
   o = run({"convert", "s3://runs/saved/2", copy}, "third");
   ASSERT_EQ(o.status, 0) << o.err;
