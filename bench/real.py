@@ -373,7 +373,7 @@ def main():
             root = pathlib.Path(o.folder or scratch)
             folder = root / model
             size = sum(MODELS[model]["gb"])
-            # The folder, and beside it the largest of what is written.
+            # The folder, and in addition the largest of what is written.
             written = dict(generate=0.1, lora=0.5, convert=size, full=6 * MODELS[model]["gb"][1])
             disk = size + max(written[work] for work in o.work.split(","))
             free = shutil.disk_usage(root).free / 1e9

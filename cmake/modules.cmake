@@ -323,7 +323,7 @@ md_tests(keys DEVICE PLAIN_PROGRAMS USES commands convert SHARDS 4 COST 40 QUICK
 add_dependencies(keys_tests profiling)
 md_tests(cli DEVICE USES data SHARDS 6 COST 60
          QUICK Docs*:FreshMachine.*:Program.*:Train.WritesEverythingARunPromises)
-# What `maxdiffusion accelerator_check` runs on a device: records beside the CPU, collectives, random numbers, attention,
+# What `maxdiffusion accelerator_check` runs on a device: records compared with the CPU, collectives, random numbers, attention,
 # goldens. It starts without the build's folder, with its goldens where MD_TEST_GOLDENS says; no path of the sources is
 # in it.
 set(of_other_tests tests/golden/models_test.cc tests/golden/flux_transformer_test.cc
