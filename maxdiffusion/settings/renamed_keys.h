@@ -1,4 +1,5 @@
-// Keys of this program that had another name: configs and commands with it still work, and a log line names the new one.
+// Keys of this program that had another name: configs and commands with it still work, and a log line names the new
+// one.
 #pragma once
 
 #include <vector>
