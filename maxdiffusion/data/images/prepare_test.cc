@@ -152,7 +152,7 @@ TEST(Sizes, AreThoseOfTheImageAndItsCut) {
   EXPECT_EQ(ids({.resolution = 16, .center_crop = true}), (std::vector<float>{20, 40, 0, 8, 16, 16}));
   // Half a pixel goes to the even side, as torchvision's centre does: 0.5 to 0, 1.5 to 2.
   for (const auto& [width, left] : {std::pair{9, 0}, {10, 1}, {11, 2}, {13, 2}, {15, 4}})
-    EXPECT_EQ(fit_of({8, width}, {.resolution = 8, .center_crop = true}, {}).left, left) << width;
+    EXPECT_EQ(resize_and_crop({8, width}, {.resolution = 8, .center_crop = true}, {}).left, left) << width;
   const ImageConfig anywhere{.resolution = 16, .random_crop = true};
   EXPECT_EQ(ids(anywhere, {.x = 0}), (std::vector<float>{20, 40, 0, 0, 16, 16}));
   EXPECT_EQ(ids(anywhere, {.x = 0.3}), (std::vector<float>{20, 40, 0, 5, 16, 16}));
