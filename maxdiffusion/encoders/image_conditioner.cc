@@ -22,8 +22,8 @@ HostArray means(const HostArray& moments) {
 
 void check_images(const Family& family, int64_t given) {
   if (const ReferenceImages* references = family.reference_images()) {
-    check(given <= references->most, Code::invalid_config, "image: {} images are given; this model takes up to {}",
-          given, references->most);
+    check(given <= references->max_images, Code::invalid_config,
+          "image: {} images are given; this model takes up to {}", given, references->max_images);
     return;
   }
   const ImageConditioning* images = family.image_conditioning();

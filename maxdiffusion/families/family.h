@@ -62,12 +62,12 @@ class ImageConditioning {
 };
 
 /// Images that samples are made from, each of its own size, which stay as they are while the denoiser attends to them:
-/// for editing, and for what is to look alike. Constant once made; thread safe.
+/// for editing, and for what is to look the same. Constant once made; thread safe.
 class ReferenceImages {
  public:
   virtual ~ReferenceImages() = default;
 
-  int64_t most = 10;  // how many
+  int64_t max_images = 10;
 
   /// What of an image is encoded: it is scaled (Lanczos), and the middle of that is kept.
   struct Fitted {

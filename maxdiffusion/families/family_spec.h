@@ -67,7 +67,7 @@ struct FamilySpec {
   /// the factor between two predictions.
   bool embedded_guidance = false;
   bool unguided_only = false;  // distilled to few steps without guidance: guidance_scale has no effect
-  /// The guidance_scale that stands for no guidance: 1, where predictions are negative + scale · (positive − negative),
+  /// The guidance_scale that means no guidance: 1, where predictions are negative + scale · (positive − negative),
   /// or 0, where they are positive + scale · (positive − negative).
   double unguided = 1;
   int64_t patch = 1, frame_patch = 1;  // sides and frames of latents are multiples of these

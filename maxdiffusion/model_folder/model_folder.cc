@@ -26,7 +26,7 @@ constexpr std::string_view kImageProcessors[] = {"CLIPImageProcessor", "CLIPImag
 /// Classes of models that are not here, and what to say of them.
 constexpr std::pair<std::string_view, std::string_view> kMissing[] = {
     {"Mistral3ForConditionalGeneration",
-     "the text encoder of FLUX.2-dev, Mistral, is not here; FLUX.2-klein, whose text encoder is Qwen3, is"}};
+     "the text encoder of FLUX.2-dev, Mistral, is not supported; FLUX.2-klein, whose text encoder is Qwen3, is"}};
 /// Classes of files that sampling and training do without.
 constexpr std::string_view kUnused[] = {"StableDiffusionSafetyChecker", "FlaxStableDiffusionSafetyChecker"};
 

@@ -44,7 +44,7 @@ std::string qwen3_chat(const std::string& prompt, bool thinks);
 /// transformers with a mask; absent: padding sees what is before it, too.
 std::vector<Tensor> decoder_hidden_states(const Scope& s, const DecoderConfig& config, Tensor ids,
                                           const std::vector<int64_t>& layers, Tensor lengths = {});
-/// Asks for every parameter (registry.h).
+/// Requests every parameter (registry.h).
 void trace_decoder(const Scope& s, const DecoderConfig& config);
 /// What files of whole language models, with images or without, call the parameters.
 WeightNameMap causal_decoder_names(const DecoderConfig& config);

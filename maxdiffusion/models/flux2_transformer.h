@@ -52,7 +52,7 @@ inline constexpr int64_t kFlux2ReferenceTime = 10;
 /// are computed in f32.
 Tensor flux2_transformer(const Scope& s, const Flux2TransformerConfig& config, const Flux2Inputs& in);
 
-/// Asks for every parameter (registry.h).
+/// Requests every parameter (registry.h).
 void trace_flux2_transformer(const Scope& s, const Flux2TransformerConfig& config);
 
 }  // namespace md

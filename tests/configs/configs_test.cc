@@ -24,7 +24,7 @@ namespace fs = std::filesystem;
 using Words = std::vector<std::string>;
 
 const std::string kConfigs = MD_SOURCE_DIR "/configs/";
-const std::string kPictures = MD_SOURCE_DIR "/tests/golden/pipelines/", kVideos = MD_SOURCE_DIR "/tests/golden/wan/",
+const std::string kImages = MD_SOURCE_DIR "/tests/golden/pipelines/", kVideos = MD_SOURCE_DIR "/tests/golden/wan/",
                   kFlows = MD_SOURCE_DIR "/tests/golden/flux/", kFlows2 = MD_SOURCE_DIR "/tests/golden/flux2/distilled",
                   kZImages = MD_SOURCE_DIR "/tests/golden/zimage/base";
 

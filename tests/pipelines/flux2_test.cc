@@ -69,7 +69,7 @@ TEST_F(Flux2, RefusesFlux2DevByTheNameOfItsTextEncoder) {
     j["_class_name"] = "Flux2Pipeline";
     j["text_encoder"] = {"transformers", "Mistral3ForConditionalGeneration"};
   });
-  expect_refused(generate(model, {}), 2, "the text encoder of FLUX.2-dev, Mistral, is not here");
+  expect_refused(generate(model, {}), 2, "the text encoder of FLUX.2-dev, Mistral, is not supported");
 }
 
 /// What the original program calls a parameter of diffusers, and which of its parts in order it is.
