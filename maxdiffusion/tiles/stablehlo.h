@@ -1,5 +1,5 @@
-// A tile program as StableHLO: a loop over its grid, on whole arrays. It runs on every device, and judges what other
-// printers print. What no step stored is NaN, as is scratch memory at first.
+// A tile program as StableHLO: a loop over its grid, on whole arrays. It runs on every device, and is the reference for
+// other printers. What no step stored is NaN, as is scratch memory at first.
 #pragma once
 
 #include <vector>
