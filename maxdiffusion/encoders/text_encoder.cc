@@ -11,7 +11,7 @@ namespace md {
 
 namespace {
 
-/// Tokens of the longest of tokenized texts.
+/// Tokens of the longest of tokenized texts, behind the template's.
 int64_t longest_text(const FamilySpec& spec, const HostArrays& text) {
   int64_t longest = 0;
   for (const TextEncoderSpec& e : spec.text_encoders) {
@@ -19,7 +19,7 @@ int64_t longest_text(const FamilySpec& spec, const HostArrays& text) {
     const std::span<const int32_t> v = mask.view<int32_t>();
     const auto row = static_cast<size_t>(mask.dims()[1]);
     for (size_t i = 0; i < v.size(); ++i)
-      if (v[i] != 0) longest = std::max(longest, static_cast<int64_t>(i % row) + 1);
+      if (v[i] != 0) longest = std::max(longest, static_cast<int64_t>(i % row) + 1 - e.template_tokens);
   }
   return longest;
 }
@@ -40,9 +40,8 @@ const Program& TextEncoder::program(int64_t clip_skip, int64_t batch, int64_t le
   Graph g(devices_.graph_options(&devices_.rules()));
   ParamTable params;
   Conditioning text;
-  for (const Field& f : family_->spec().text_fields()) {
-    Shape shape = batched(batch, f.shape);
-    if (length > 0) shape.dims[1] = length;
+  for (const Field& f : family_->spec().text_fields(length)) {
+    const Shape shape = batched(batch, f.shape);
     text[f.name] = g.input(f.name, shape, axis::of_batch(shape.dims.size()));
   }
   const Models models = [&](const std::string& component) { return Scope(g, params, component, scope_); };
@@ -75,7 +74,10 @@ HostArrays TextEncoder::encode(const std::vector<std::string>& captions, const s
   int64_t length = 0;
   if (!spec.text_lengths.empty()) {
     length = spec.text_rows(longest_text(spec, text));
-    for (auto& [name, ids] : text) ids = block(ids, 0, ids.dims()[0], 0, length);
+    for (const Field& f : spec.text_fields(length)) {
+      HostArray& ids = text.at(f.name);
+      ids = block(ids, 0, ids.dims()[0], 0, f.shape.dims[0]);
+    }
   }
   const Program& encoder = program(clip_skip, batch, length);
   const int64_t n = static_cast<int64_t>(captions.size());

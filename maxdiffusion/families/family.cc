@@ -19,6 +19,7 @@ std::shared_ptr<const Family> make_wan(const ModelFolder& folder);
 std::shared_ptr<const Family> make_flux(const ModelFolder& folder);
 std::shared_ptr<const Family> make_flux2(const ModelFolder& folder);
 std::shared_ptr<const Family> make_z_image(const ModelFolder& folder);
+std::shared_ptr<const Family> make_qwen_image(const ModelFolder& folder);
 
 namespace {
 
@@ -32,6 +33,7 @@ std::vector<FamilyClass>& families() {
       {{"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"}, make_flux},
       {{"Flux2KleinPipeline"}, make_flux2},
       {{"ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline"}, make_z_image},
+      {{"QwenImagePipeline", "QwenImageImg2ImgPipeline", "QwenImageInpaintPipeline"}, make_qwen_image},
   };
   return all;
 }
@@ -51,11 +53,11 @@ std::vector<std::string> FamilySpec::text_components() const {
   return names;
 }
 
-std::vector<Field> FamilySpec::text_fields() const {
+std::vector<Field> FamilySpec::text_fields(int64_t rows) const {
   std::vector<Field> fields;
   for (const TextEncoderSpec& e : text_encoders)
     for (const std::string& name : {e.ids, e.mask})
-      if (!name.empty()) fields.push_back({name, {DType::s32, {e.max_tokens}}});
+      if (!name.empty()) fields.push_back({name, {DType::s32, {rows > 0 ? rows + e.template_tokens : e.max_tokens}}});
   return fields;
 }
 
@@ -113,7 +115,7 @@ HostArrays Family::tokenize(const std::vector<std::string>& captions) const {
       std::fill_n(real, row.size(), 1);
       if (!truncated || e.pooled) continue;
       if (cut.empty() || i == *cut.begin()) lost = tokens_lost(e, captions[i]);
-      cut.insert(i), limit = e.max_tokens;
+      cut.insert(i), limit = e.max_tokens - e.template_tokens;
     }
     out[e.ids] = ids;
     if (!e.mask.empty()) out[e.mask] = mask;

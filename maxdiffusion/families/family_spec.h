@@ -27,9 +27,10 @@ struct TextEncoderSpec {
   std::string component;                       // "text_encoder"; empty: the denoiser reads the tokens
   std::shared_ptr<const Tokenizer> tokenizer;  // null in a folder given as texts
   std::string ids = "ids", mask = {};          // fields, s32 [max_tokens]; mask, 0 for padding: empty: there is none
-  int64_t max_tokens = 0;
-  bool second_prompt = false;        // reads the key prompt_2 where one is given
-  bool pooled = false;               // only its pooled output is used: what it cuts is not lost
+  int64_t max_tokens = 0;                      // with template_tokens
+  int64_t template_tokens = 0;  // of `prepare`, the same before every caption; the conditioning has no rows for them
+  bool second_prompt = false;   // reads the key prompt_2 where one is given
+  bool pooled = false;          // only its pooled output is used: what it cuts is not lost
   std::vector<int64_t> layers = {};  // that are read, where text_encoder_out_layers says which
   std::function<std::string(const std::string&)> prepare = {};  // of the caption, before the tokenizer
   /// Ends of the names of the layers that get LoRA matrices where no key names any.
@@ -63,10 +64,13 @@ struct FamilySpec {
   /// prediction depends on them or on their number. Empty: all rows count.
   std::string text_lengths = {};
   bool zero_empty_prompt = false;  // without a negative prompt, guidance leads away from zeros, or else the empty text
-  /// guidance_scale is an input of the denoiser, which was trained to predict what guidance gives; true_cfg_scale is
-  /// the factor between two predictions.
+  /// guidance_scale is an input of the denoiser, which was trained to predict what guidance gives.
   bool embedded_guidance = false;
   bool unguided_only = false;  // distilled to few steps without guidance: guidance_scale has no effect
+  /// true_cfg_scale is the factor between two predictions, not guidance_scale.
+  bool true_guidance = false;
+  /// What is made of a guided prediction and the one with the prompt alone, latents f32 [B, …]; empty: the first.
+  std::function<Tensor(Tensor guided, Tensor positive)> after_guidance = {};
   /// The guidance_scale that means no guidance: 1, where predictions are negative + scale · (positive − negative),
   /// or 0, where they are positive + scale · (positive − negative).
   double unguided = 1;
@@ -90,8 +94,8 @@ struct FamilySpec {
   int64_t size_multiple() const { return autoencoder->downscale * std::max(patch, training_patch); }
   /// Components that captions go through, in order.
   std::vector<std::string> text_components() const;
-  /// Fields of one tokenized caption.
-  std::vector<Field> text_fields() const;
+  /// Fields of one tokenized caption; `rows`: with room for so many tokens behind template_tokens; 0: for max_tokens.
+  std::vector<Field> text_fields(int64_t rows = 0) const;
   /// Those of the key prompt_2.
   std::vector<std::string> second_text_fields() const;
   std::vector<std::string> lora_targets(const std::string& component) const;

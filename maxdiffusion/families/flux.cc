@@ -41,6 +41,7 @@ FamilySpec flux_spec(const ModelFolder& folder) {
                          .lora_targets = kT5LoraTargets}},
       .conditioning = {{kPrompt, {DType::f32, {length, t5.d_model}}}, {kPooled, {DType::f32, {clip.hidden_size}}}},
       .embedded_guidance = true,
+      .true_guidance = true,
       .patch = kLatentPatch,
       .even_flow_steps = true,
       .axis_rules = kFluxAxisRules,

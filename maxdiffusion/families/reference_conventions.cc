@@ -28,6 +28,11 @@ ReferenceConventions z_image(const ModelFolder&) {
   return {.names = {"z_image"}, .types = {"T2I"}, .file_prefix = "zimage_output_{}_"};
 }
 
+/// Not of MaxDiffusion, which has no such model; named like its others.
+ReferenceConventions qwen_image(const ModelFolder&) {
+  return {.names = {"qwen_image"}, .types = {"T2I"}, .file_prefix = "qwen_image_output_{}_"};
+}
+
 /// With its three products of D² per text token, of which keys and values are two.
 double wan_tflops(const WanTransformerConfig& c, int64_t text_tokens, const Dims& latent) {
   int64_t tokens = 1;
@@ -65,6 +70,7 @@ const struct Row {
     {"Flux2", {"flux2klein"}, {}, flux2},
     {"Flux", {"flux", "flux_pipeline"}, {}, flux},
     {"ZImage", {"zimage"}, {}, z_image},
+    {"QwenImage", {"qwen_image"}, {}, qwen_image},
 };
 
 std::vector<std::string> all(std::vector<std::string> Row::*names) {

@@ -33,7 +33,7 @@ struct MissingFamily {
 const std::vector<MissingFamily>& missing_families();
 /// Those that are here, as messages name them.
 inline constexpr const char* kFamiliesHere =
-    "Stable Diffusion 1 and 2, SDXL, FLUX.1, FLUX.2-klein, Wan 2.1 and 2.2, Z-Image";
+    "Stable Diffusion 1 and 2, SDXL, FLUX.1, FLUX.2-klein, Wan 2.1 and 2.2, Z-Image, Qwen-Image";
 /// Keys that only files of one family have, given as above, and that have no effect here.
 struct FamilyKeys {
   const char *name, *key, *value;

@@ -28,7 +28,9 @@ constexpr std::pair<std::string_view, std::string_view> kMissing[] = {
     {"Mistral3ForConditionalGeneration",
      "the text encoder of FLUX.2-dev, Mistral, is not supported; FLUX.2-klein, whose text encoder is Qwen3, is"}};
 /// Classes of files that sampling and training do without.
-constexpr std::string_view kUnused[] = {"StableDiffusionSafetyChecker", "FlaxStableDiffusionSafetyChecker"};
+// The last is of pipelines that edit images, which are refused by their own name.
+constexpr std::string_view kUnused[] = {"StableDiffusionSafetyChecker", "FlaxStableDiffusionSafetyChecker",
+                                        "Qwen2VLProcessor"};
 
 json json_of(const std::string& path, const std::string& text) {
   try {

@@ -70,9 +70,9 @@ void check_inputs(const Config& c, const QwenImageInputs& in) {
 QwenImageTransformerConfig QwenImageTransformerConfig::from_json(const nlohmann::json& config) {
   ConfigReader r(config, "QwenImageTransformer2DModel config");
   QwenImageTransformerConfig c;
-  // Of a model that is distilled, of one that makes layers, and of one that knows reference images by their time.
-  for (const char* other : {"guidance_embeds", "use_additional_t_cond", "use_layer3d_rope", "zero_cond_t"})
-    r.neutral(other, {false});
+  // Of a model that is distilled, and of one that makes layers.
+  for (const char* other : {"guidance_embeds", "use_additional_t_cond", "use_layer3d_rope"}) r.neutral(other, {false});
+  c.zero_cond_t = r.get("zero_cond_t", c.zero_cond_t);
   r.ignore({"pooled_projection_dim"});
   c.patch_size = r.get("patch_size", c.patch_size);
   c.in_channels = r.get("in_channels", c.in_channels);

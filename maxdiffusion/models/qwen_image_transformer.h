@@ -20,6 +20,7 @@ struct QwenImageTransformerConfig {
   std::optional<int64_t> out_channels = 16;            // of a latent; absent: in_channels
   std::vector<int64_t> axes_dims_rope = {16, 56, 56};  // rotary features of a head for image, row and column
 
+  bool zero_cond_t = false;  // tokens of reference images have the time 0
   /// D: features of a token.
   int64_t width() const { return num_attention_heads * attention_head_dim; }
   int64_t token_channels() const { return patch_size * patch_size * out_channels.value_or(in_channels); }

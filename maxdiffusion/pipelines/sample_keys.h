@@ -37,7 +37,8 @@ struct SampleKeys {
       "scale that it receives as an input",
       at_least(0));
     v("true_cfg_scale", true_cfg_scale,
-      "classifier-free guidance of a guidance-distilled model, at twice the work; <= 1: off", at_least(0));
+      "classifier-free guidance of a guidance-distilled model and of Qwen-Image, at twice the work; <= 1: off",
+      at_least(0));
     v("guidance_scale_high", guidance_scale_high,
       "guidance_scale of the high-noise expert, in models with two; null: guidance_scale", at_least(0));
     v("guidance_scale_low", guidance_scale_low,

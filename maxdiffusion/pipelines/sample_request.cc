@@ -23,14 +23,14 @@ std::vector<std::string> second_texts(const char* key, const std::vector<std::st
 }
 
 void set_guidance(const SampleKeys& k, const Family& family, SampleOptions& o) {
-  const bool distilled = family.spec().embedded_guidance, guided = k.do_classifier_free_guidance;
+  const bool distilled = family.spec().embedded_guidance, by_true_scale = family.spec().true_guidance;
   o.embedded_guidance = k.guidance_scale;
   const double from_one = 1 - family.spec().unguided;  // what the factor of the model's guidance counts from
-  o.guidance_scale = guided ? (distilled ? k.true_cfg_scale : k.guidance_scale + from_one) : 1;
-  if (family.spec().unguided_only) o.guidance_scale = 1;
+  o.guidance_scale = by_true_scale ? k.true_cfg_scale : k.guidance_scale + from_one;
+  if (!k.do_classifier_free_guidance || family.spec().unguided_only) o.guidance_scale = 1;
   if (distilled && !k.negative_prompt.empty() && !o.guided())
     log_warning("negative_prompt has no effect: this model was distilled with guidance; try true_cfg_scale above 1");
-  if (!distilled && k.true_cfg_scale != 1)
+  if (!by_true_scale && k.true_cfg_scale != 1)
     log_warning("true_cfg_scale has no effect: this model is guided by guidance_scale");
   if (family.spec().denoisers.size() == 2) {
     o.guidance_scales = {k.guidance_scale_high.value_or(k.guidance_scale),

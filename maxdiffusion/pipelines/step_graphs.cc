@@ -81,7 +81,9 @@ DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Co
     Tensor guided = negative + (positive - negative) * steps.stage.guidance;
     const double rescale = steps.options.guidance_rescale, most = steps.options.cfg_normalization;
     if (rescale > 0) guided = rescaled(guided, positive, rescale);
-    return most > 0 ? with_norm(guided, positive, most) : guided;
+    if (most > 0) guided = with_norm(guided, positive, most);
+    const auto& own = steps.family.spec().after_guidance;
+    return own ? own(guided, positive) : guided;
   };
   return g;
 }

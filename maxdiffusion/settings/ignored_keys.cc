@@ -72,9 +72,17 @@ struct Situation {
   }
   bool guides() const {
     if (!c.sample.do_classifier_free_guidance || family.spec().unguided_only) return false;
-    if (family.spec().embedded_guidance) return c.sample.true_cfg_scale > 1;
+    if (family.spec().true_guidance) return c.sample.true_cfg_scale > 1;
     return std::max(c.sample.guidance_scale_high.value_or(c.sample.guidance_scale),
                     c.sample.guidance_scale_low.value_or(c.sample.guidance_scale)) > family.spec().unguided;
+  }
+  const char* why_unguided() const {
+    if (family.spec().unguided_only) return "this model was distilled to sample without guidance";
+    if (family.spec().true_guidance)
+      return "there is no guidance (true_cfg_scale up to 1, or do_classifier_free_guidance=false)";
+    if (family.spec().unguided > 0)
+      return "there is no guidance (guidance_scale up to 1, or do_classifier_free_guidance=false)";
+    return "there is no guidance (guidance_scale=0, or do_classifier_free_guidance=false)";
   }
   bool two() const { return family.spec().denoisers.size() == 2; }
   bool has_tokenizer() const {
@@ -89,8 +97,8 @@ struct Situation {
   }
   /// Whether captions have as many tokens as the key says.
   bool reads_length() const {
-    return std::ranges::any_of(family.spec().text_fields(), [&](const Field& f) {
-      return f.shape.rank() == 1 && f.shape.dims[0] == c.model.max_sequence_length;
+    return std::ranges::any_of(family.spec().text_encoders, [&](const TextEncoderSpec& e) {
+      return e.max_tokens - e.template_tokens == c.model.max_sequence_length;
     });
   }
   bool reads_layers() const {
@@ -215,6 +223,9 @@ const std::vector<Rule>& rules() {
        RULE(unless(s.samples() || s.family.spec().embedded_guidance,
                    "no samples are generated (sample_every=0, or no prompt)")),
        true},
+      {{"guidance_scale"},
+       RULE(unless(s.family.spec().embedded_guidance || !s.family.spec().true_guidance,
+                   "this model is guided by true_cfg_scale"))},
       {{"boundary_ratio"},
        RULE(unless(s.samples() || s.two(), "no samples are generated (sample_every=0, or no prompt)")),
        true},
@@ -340,11 +351,7 @@ const std::vector<Rule>& rules() {
       {{"original_size", "crops_coords_top_left", "target_size"},
        RULE(unless(!s.family.spec().size_conditioning.empty(), "this model is not conditioned on sizes"))},
       {{"negative_prompt", "negative_prompt_2", "guidance_rescale", "cfg_normalization", "cfg_truncation"},
-       RULE(unless(s.guides(),
-                   s.family.spec().unguided_only ? "this model was distilled to sample without guidance"
-                   : s.family.spec().unguided > 0
-                       ? "there is no guidance (guidance_scale up to 1, or do_classifier_free_guidance=false)"
-                       : "there is no guidance (guidance_scale=0, or do_classifier_free_guidance=false)"))},
+       RULE(unless(s.guides(), s.why_unguided()))},
       {{"guidance_scale", "do_classifier_free_guidance"},
        RULE(unless(!s.family.spec().unguided_only || s.c.sample.guidance_scale <= 1,
                    "this model was distilled to sample without guidance")),

@@ -5,6 +5,7 @@
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/lora/lora_scope.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/nn/layers.h"
@@ -62,9 +63,18 @@ Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Gr
   std::vector<Tensor> inner;
   for (const Param& p : g.of) inner.push_back(views.at(p.input));
   g.values = grad(g.loss, inner);
-  // SDXL does not read the last layer of its first text encoder; LoRA matrices may sit there all the same.
-  for (size_t i = 0; i < g.values.size(); ++i)
-    check(g.values[i] || is_lora(g.of[i]), Code::invalid_graph, "the loss does not depend on {}", g.of[i].input);
+  // SDXL does not read the last layer of its first text encoder; LoRA matrices may sit there all the same. Qwen-Image
+  // does not read what its last block makes of the text: the weights of that have a gradient of zero, as in a loop.
+  std::vector<std::string> unread;
+  for (size_t i = 0; i < g.values.size(); ++i) {
+    if (g.values[i] || is_lora(g.of[i])) continue;
+    unread.push_back(g.of[i].input);
+    g.values[i] = zeros_like(inner[i]);
+  }
+  check(unread.size() < g.of.size() || g.of.empty(), Code::invalid_graph, "the loss depends on no weight");
+  if (!unread.empty())
+    log_info_once("the loss does not depend on {} of {} weights, such as {}", unread.size(), g.of.size(),
+                  unread.front());
   std::vector<Tensor> results = {g.loss};
   std::ranges::copy_if(g.values, std::back_inserter(results), [](Tensor t) { return static_cast<bool>(t); });
   s.flops = count_flops(in, results);

@@ -26,7 +26,8 @@ using Words = std::vector<std::string>;
 const std::string kConfigs = MD_SOURCE_DIR "/configs/";
 const std::string kImages = MD_SOURCE_DIR "/tests/golden/pipelines/", kVideos = MD_SOURCE_DIR "/tests/golden/wan/",
                   kFlows = MD_SOURCE_DIR "/tests/golden/flux/", kFlows2 = MD_SOURCE_DIR "/tests/golden/flux2/distilled",
-                  kZImages = MD_SOURCE_DIR "/tests/golden/zimage/base";
+                  kZImages = MD_SOURCE_DIR "/tests/golden/zimage/base",
+                  kQwenImages = MD_SOURCE_DIR "/tests/golden/qwenimage/base";
 
 /// What stands for a model: its folder, and what makes data and media small. {}: the test's own folder.
 struct Tiny {
@@ -76,6 +77,7 @@ const std::map<std::string, Tiny> kModels = {
     {"black-forest-labs/FLUX.2-klein-9B", {kFlows2, kLayeredWords, kPicture}},
     {"Tongyi-MAI/Z-Image", {kZImages, kSizedWords, kPicture}},
     {"Tongyi-MAI/Z-Image-Turbo", {kZImages, kSizedWords, kPicture}},
+    {"Qwen/Qwen-Image", {kQwenImages, kSizedWords, kPicture}},
     // Models of this project, whose random weights are trained from the start.
     {MD_SOURCE_DIR "/configs/models/emoji",
      {MD_SOURCE_DIR "/configs/models/emoji",

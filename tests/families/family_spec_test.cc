@@ -25,7 +25,8 @@ constexpr std::pair<const char*, const char*> kFolders[] = {{"StableDiffusionXL"
                                                             {"Wan", "wan/t2v"},
                                                             {"Flux2", "flux2/base"},
                                                             {"Flux", "flux/dev"},
-                                                            {"ZImage", "zimage/base"}};
+                                                            {"ZImage", "zimage/base"},
+                                                            {"QwenImage", "qwenimage/base"}};
 
 ModelFolder tiny_folder(const std::string& pipeline) {
   if (pipeline == "ToyPipeline") {

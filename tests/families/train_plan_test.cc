@@ -34,6 +34,7 @@ std::string folder_of(const std::string& named) {
       {"black-forest-labs/FLUX.2-klein-9B", "flux2/distilled"},
       {"Tongyi-MAI/Z-Image", "zimage/base"},
       {"Tongyi-MAI/Z-Image-Turbo", "zimage/base"},
+      {"Qwen/Qwen-Image", "qwenimage/base"},
   };
   const auto it = folders.find(named);
   return it == folders.end() ? named : kGoldens + it->second;
@@ -94,6 +95,7 @@ const std::vector<Expected> kExpected = {
     {"base_wan_i2v_27b.yml", kRecords, 8, 1500, {720, 1280, 81}, 1e-5, {"transformer_2"}, kLow},
     {"base_zimage.yml", kCached, 8, 1500, {256, 256}, 1e-4, kTransformer, kSmaller},
     {"base_zimage_turbo.yml", kCached, 8, 1500, {256, 256}, 1e-4, kTransformer, kSmaller},
+    {"base_qwen_image.yml", kCached, 8, 1500, {1024, 1024}, 1e-4, kTransformer},
     {"quickstart.yml", kCached, 256, 6300, {48, 48}, 1.5e-3, kUnet},
     {"quickstart_video.yml", kCached, 128, 5600, {32, 32, 9}, 1e-3, kTransformer},
 };

@@ -1,9 +1,10 @@
-// QwenImageTransformer2DModel against diffusers: outputs and all gradients on tiny random
+// QwenImageTransformer2DModel and AutoencoderKLQwenImage against diffusers: outputs and all gradients on tiny random
 // configs, in every way that blocks are run.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include "maxdiffusion/models/qwen_image_transformer.h"
+#include "maxdiffusion/models/wan_vae.h"
 #include "tests/golden/model_case.h"
 
 namespace md {
@@ -27,6 +28,22 @@ NamedTensors run_qwen_image(const Scope& s, const nlohmann::json& json, NamedTen
                                              .lengths = in.at("lengths")})}};
 }
 
+/// As an autoencoder of images; what only videos go through is asked for too, as files have it.
+NamedTensors run_qwen_image_vae(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
+  const auto config = QwenImageVaeConfig::from_json(json);
+  std::map<std::string, Tensor> params;  // which a scope gives once
+  const Scope again = s.with_source([&params](const Scope& below, Param p) {
+    Tensor& t = params[p.path];
+    return t ? t : t = below.resolve(std::move(p));
+  });
+  trace_wan_vae(again, config);
+  const std::shared_ptr<const Autoencoder> vae = wan_autoencoder(config);
+  const Models models = [&](const std::string&) { return again; };
+  EXPECT_EQ(vae->frame_scale, 0);
+  const Posterior p = vae->encode(models, in.at("pixels"), nullptr);
+  return {{"mean", p.mean}, {"logvar", p.logvar}, {"pixels", vae->decode(models, in.at("latents"), nullptr)}};
+}
+
 class QwenImageTransformer : public testing::TestWithParam<Way> {};
 TEST_P(QwenImageTransformer, GivesTheOutputsAndGradientsOfTheReference) {
   expect_reference(GetParam(), run_qwen_image);
@@ -41,6 +58,14 @@ INSTANTIATE_TEST_SUITE_P(
                     Way{"ScannedAndOptimized", "qwen_image_odd", {.remat = "FLUX_OPTIMIZED", .scan_layers = true}},
                     Way{"Flash", "qwen_image", {.attention = "flash", .flash_min_seq_length = 1}, false}),
     [](const auto& info) { return info.param.name; });
+
+class QwenImageVae : public testing::TestWithParam<Way> {};
+TEST_P(QwenImageVae, GivesTheOutputsAndGradientsOfTheReference) { expect_reference(GetParam(), run_qwen_image_vae); }
+
+INSTANTIATE_TEST_SUITE_P(Goldens, QwenImageVae,
+                         testing::Values(Way{"FourLevels", "qwen_image_vae"},
+                                         Way{"AttentionInTheEncoder", "qwen_image_vae_attention"}),
+                         [](const auto& info) { return info.param.name; });
 
 // Weights are bf16 numbers; activations have 8 bits, but for what is in f32: the time's embedding, norms, modulation,
 // the last projection.

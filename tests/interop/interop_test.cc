@@ -107,7 +107,13 @@ INSTANTIATE_TEST_SUITE_P(Interop, TrainedFamilies,
                                                  {"resolution=16", "max_sequence_length=32"},
                                                  {"--size", "16", "--guidance_scale", "2"},
                                                  "ZImagePipeline: 16x16 image",
-                                                 16}),
+                                                 16},
+                                         Trained{"QwenImage",
+                                                 "qwenimage/base",
+                                                 {"resolution=16", "max_sequence_length=32"},
+                                                 {"--size", "16"},
+                                                 "QwenImagePipeline: 16x16 image",
+                                                 8}),
                          [](const auto& of) { return std::string(of.param.name); });
 
 TEST_F(Interop, DiffusersReadsEveryKeyOfLoraFilesAndAllOfThemChangeTheSame) {

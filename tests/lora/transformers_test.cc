@@ -20,11 +20,12 @@ struct Transformer {
   /// A layer, and its names with diffusers, ai-toolkit, ComfyUI and kohya.
   std::string layer;
   std::vector<std::string> modules;
-  /// Layers of attention, the parts of one original tensor first; what the first three are called in the original
-  /// layouts, and how many tensors of theirs all are.
+  /// Layers of attention, the parts of one original tensor first; what the first are called in the original layouts,
+  /// and how many tensors of theirs all are.
   std::vector<std::string> attention;
   std::string comfyui, kohya;
   size_t tensors = 0;
+  int64_t parts = 3;  // layers of the tensors so called
 };
 void PrintTo(const Transformer& t, std::ostream* os) { *os << t.name; }
 
@@ -76,7 +77,7 @@ TEST_P(TransformerLora, WrittenForOtherProgramsHasTheOriginalNamesAndRoundTrips)
     const SafetensorsReader written = SafetensorsReader::open(path);
     EXPECT_EQ(written.tensors().size(), 3 * GetParam().tensors) << "two matrices and their alpha";
     ASSERT_TRUE(written.tensors().contains(key)) << key;
-    EXPECT_EQ(written.tensors().at(key).dims(), (Dims{3 * GetParam().width, 6}));
+    EXPECT_EQ(written.tensors().at(key).dims(), (Dims{GetParam().parts * GetParam().width, GetParam().parts * 2}));
     expect_equal(read(path), lora);
     EXPECT_LE(distance(changes(read(path)), changes(lora)).value, 1e-6);
   }
@@ -115,7 +116,20 @@ INSTANTIATE_TEST_SUITE_P(
                      "transformer_blocks.1.attn.add_v_proj", "transformer_blocks.1.attn.to_add_out"},
                     "double_blocks.0.img_attn.qkv",
                     "double_blocks_1_txt_attn_qkv",
-                    4}),
+                    4},
+        Transformer{
+            "QwenImage",
+            "QwenImageTransformer2DModel",
+            "qwenimage/base/transformer",
+            16,
+            "transformer_blocks.1.attn.to_add_out",
+            {"transformer.transformer_blocks.1.attn.to_add_out", "transformer_blocks.1.attn.to_add_out",
+             "diffusion_model.transformer_blocks.1.attn.to_add_out", "lora_unet_transformer_blocks_1_attn_to_add_out"},
+            {"transformer_blocks.0.attn.to_q", "transformer_blocks.1.attn.to_out.0"},
+            "transformer_blocks.0.attn.to_q",
+            "transformer_blocks_1_attn_to_out_0",
+            2,
+            1}),
     [](const auto& of) { return of.param.name; });
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/flux2_transformer.h"
 #include "maxdiffusion/models/flux_transformer.h"
+#include "maxdiffusion/models/qwen_image_transformer.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/z_image_transformer.h"
@@ -59,6 +60,14 @@ ZImageTransformerConfig small_z_image() {
   return ZImageTransformerConfig::from_json(parse_json(R"({
     "dim": 48, "n_heads": 4, "axes_dims": [4, 4, 4], "axes_lens": [80, 8, 8], "in_channels": 4, "n_layers": 2,
     "n_refiner_layers": 2, "cap_feat_dim": 16
+  })"));
+}
+
+/// Two streams as one loop.
+QwenImageTransformerConfig small_qwen_image() {
+  return QwenImageTransformerConfig::from_json(parse_json(R"({
+    "num_attention_heads": 4, "attention_head_dim": 8, "axes_dims_rope": [2, 2, 4], "in_channels": 8, "out_channels": 2,
+    "num_layers": 2, "joint_attention_dim": 16
   })"));
 }
 
@@ -126,6 +135,16 @@ void trace(Step& s, MeshModel model, int64_t rows, ScopeOptions options) {
     const Tensor target = batch("target", {8, 8, 4});
     options.scan_layers = true;
     difference = z_image_transformer(Scope(g, s.params, "transformer", options), small_z_image(), in) - target;
+  } else if (model == MeshModel::qwen_image) {
+    const QwenImageInputs in{.sample = batch("sample", {16, 8}),
+                             .rows = 4,
+                             .columns = 4,
+                             .timestep = batch("timestep", {}),
+                             .text = batch("text", {32, 16}),
+                             .lengths = iota(g, {DType::s32, {rows}}, 0) * 4 + 3};  // of 3, 7, … tokens
+    const Tensor target = batch("target", {16, 8});
+    options.scan_layers = true;
+    difference = qwen_image_transformer(Scope(g, s.params, "transformer", options), small_qwen_image(), in) - target;
   } else {
     const WanInputs in{.sample = batch("sample", {2, 4, 8, 6}),
                        .timestep = batch("timestep", {16}),

@@ -1,5 +1,5 @@
-// One training step of a small UNet of SDXL's kind, or of a small transformer of Wan's, Flux's or Z-Image's, on any
-// mesh of virtual CPU devices.
+// One training step of a small UNet of SDXL's kind, or of a small transformer of Wan's, Flux's, Z-Image's or
+// Qwen-Image's, on any mesh of virtual CPU devices.
 #pragma once
 
 #include <map>
@@ -18,7 +18,7 @@ struct MeshRun {
   std::vector<CollectiveSum> collectives;
 };
 
-enum class MeshModel { unet, wan, flux, flux2, z_image };
+enum class MeshModel { unet, wan, flux, flux2, z_image, qwen_image };
 /// `steps` updates from the same starting values on the same batch; `attention`: as the key; `windows`: weights of
 /// convolutions lie in memory as on a TPU.
 MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshModel model = MeshModel::unet,

@@ -42,7 +42,7 @@ MeshConfig config(const Sizes& s) {
 AxisRules rules_of(const MeshConfig& mesh, MeshModel model) {
   ShardingKeys keys;
   if (model == MeshModel::wan) keys.logical_axis_rules = {kWanAxisRules};
-  if (model == MeshModel::flux) keys.logical_axis_rules = {kFluxAxisRules};
+  if (model == MeshModel::flux || model == MeshModel::qwen_image) keys.logical_axis_rules = {kFluxAxisRules};
   if (model == MeshModel::flux2) keys.logical_axis_rules = {kFlux2AxisRules};
   if (model == MeshModel::z_image) keys.logical_axis_rules = {kZImageAxisRules};
   return AxisRules::make(keys, mesh.axes(), model != MeshModel::unet);
@@ -186,6 +186,17 @@ TEST_P(ZImageMeshTest, GivesTheLossAndParametersOfOneDevice) {
 }
 
 INSTANTIATE_TEST_SUITE_P(EightDevices, ZImageMeshTest,
+                         testing::Values(Sizes{"Data2Fsdp4", 2, 4, 1, 1, 0.3},
+                                         Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.3},
+                                         Sizes{"Context4Tensor2Ring", 1, 1, 4, 2, 0.6, "ring"}),
+                         [](const auto& info) { return info.param.name; });
+
+class QwenImageMeshTest : public testing::TestWithParam<Sizes> {};
+TEST_P(QwenImageMeshTest, GivesTheLossAndParametersOfOneDevice) {
+  expect_result_of_one_device(GetParam(), MeshModel::qwen_image);
+}
+
+INSTANTIATE_TEST_SUITE_P(EightDevices, QwenImageMeshTest,
                          testing::Values(Sizes{"Data2Fsdp4", 2, 4, 1, 1, 0.3},
                                          Sizes{"Fsdp2Context2Tensor2", 1, 2, 2, 2, 0.3},
                                          Sizes{"Context4Tensor2Ring", 1, 1, 4, 2, 0.6, "ring"}),

@@ -42,7 +42,11 @@ TEST_P(LanguageFamily, RefusesAFolderWithoutItsTextEncoder) {
 
 TEST_P(LanguageFamily, RefusesATextEncoderOfAnotherWidth) {
   const std::string model = copy();
-  change(model + "/text_encoder/config.json", [](auto& j) { j["hidden_size"] = 12; });
+  change(model + "/text_encoder/config.json", [](auto& j) {
+    nlohmann::json& text = j.contains("text_config") ? j["text_config"] : j;
+    text["hidden_size"] = 12;
+    text["rope_parameters"].erase("mrope_section");  // which depends on it
+  });
   const Outcome o = generate(model, {});
   expect_refused(o, 2, "features ('" + GetParam().features + "')");
   expect_refused(o, 2, "12");
@@ -88,7 +92,12 @@ INSTANTIATE_TEST_SUITE_P(
                         "joint_attention_dim",
                         4 * 2 + 2 * 2,  // of attention, and both layers of single blocks
                         {"transformer_blocks.1.attn.to_out.0", "single_transformer_blocks.1.attn.to_qkv_mlp_proj",
-                         "single_transformer_blocks.0.attn.to_out"}}),
+                         "single_transformer_blocks.0.attn.to_out"}},
+                    Row{{"qwen_image", "qwenimage/base", "zimage", {"true_cfg_scale=2", "negative_prompt=grey"}},
+                        "QwenImagePipeline",
+                        "joint_attention_dim",
+                        4 * 2,  // of the image's tokens, in every block
+                        {"transformer_blocks.1.attn.to_out.0", "transformer_blocks.0.attn.to_q"}}),
     [](const auto& info) { return info.param.facts.name; });
 
 }  // namespace

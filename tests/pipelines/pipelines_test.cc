@@ -21,7 +21,8 @@ const std::string kGoldens = MD_SOURCE_DIR "/tests/golden/pipelines";
 
 const std::string kVideoGoldens = MD_SOURCE_DIR "/tests/golden/wan", kFlowGoldens = MD_SOURCE_DIR "/tests/golden/flux",
                   kFlow2Goldens = MD_SOURCE_DIR "/tests/golden/flux2",
-                  kZImageGoldens = MD_SOURCE_DIR "/tests/golden/zimage";
+                  kZImageGoldens = MD_SOURCE_DIR "/tests/golden/zimage",
+                  kQwenImageGoldens = MD_SOURCE_DIR "/tests/golden/qwenimage";
 
 /// Of the goldens in a folder.
 const SafetensorsReader& golden(const std::string& root) {
@@ -49,7 +50,8 @@ void PrintTo(const Case& c, std::ostream* os) { *os << c.name; }
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const std::string& root : {kGoldens, kVideoGoldens, kFlowGoldens, kFlow2Goldens, kZImageGoldens})
+  for (const std::string& root :
+       {kGoldens, kVideoGoldens, kFlowGoldens, kFlow2Goldens, kZImageGoldens, kQwenImageGoldens})
     for (const auto& j : parse_json(read_file(root + "/cases.json")))
       all.push_back({root, j["name"], j["folder"], j.value("same_as", j["name"].get<std::string>()),
                      j.value("control", false), j["words"]});

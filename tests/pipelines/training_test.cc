@@ -112,21 +112,21 @@ TEST_P(Training, FollowsPyTorchForSixSteps) {
   EXPECT_LE(worst_weight, bound(floor_of_weights));
 }
 
-INSTANTIATE_TEST_SUITE_P(Goldens, Training,
-                         testing::Values(Run{"sdxl", "sdxl"}, Run{"sdxl_clipped", "sdxl_clipped"},
-                                         Run{"sd_v_snr", "sd_v_snr"}, Run{"sd_sample", "sd_sample"}, Run{"sd2", "sd2"},
-                                         Run{"wan", "wan"}, Run{"wan_unweighted", "wan_unweighted"},
-                                         Run{"wan_image", "wan_image"}, Run{"wan_low", "wan_low"},
-                                         Run{"flux_dev", "flux_dev"}, Run{"flux_schnell", "flux_schnell"},
-                                         Run{"flux2", "flux2"}, Run{"flux2_scanned", "flux2", {"scan_layers=true"}},
-                                         Run{"z_image", "z_image"},
-                                         Run{"z_image_scanned", "z_image", {"scan_layers=true"}},
-                                         Run{"flux_dev_scanned", "flux_dev", {"scan_layers=true"}},
-                                         Run{"sdxl_bf16", "sdxl_bf16"}, Run{"sd_v_snr_bf16", "sd_v_snr_bf16"},
-                                         // The same update from two batches of half the size.
-                                         Run{"accumulated", "sdxl", {"gradient_accumulation_steps=2"}},
-                                         Run{"accumulated_bf16", "sdxl_bf16", {"gradient_accumulation_steps=2"}}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Goldens, Training,
+    testing::Values(Run{"sdxl", "sdxl"}, Run{"sdxl_clipped", "sdxl_clipped"}, Run{"sd_v_snr", "sd_v_snr"},
+                    Run{"sd_sample", "sd_sample"}, Run{"sd2", "sd2"}, Run{"wan", "wan"},
+                    Run{"wan_unweighted", "wan_unweighted"}, Run{"wan_image", "wan_image"}, Run{"wan_low", "wan_low"},
+                    Run{"flux_dev", "flux_dev"}, Run{"flux_schnell", "flux_schnell"}, Run{"flux2", "flux2"},
+                    Run{"flux2_scanned", "flux2", {"scan_layers=true"}}, Run{"z_image", "z_image"},
+                    Run{"z_image_scanned", "z_image", {"scan_layers=true"}}, Run{"qwen_image", "qwen_image"},
+                    Run{"qwen_image_scanned", "qwen_image", {"scan_layers=true"}},
+                    Run{"flux_dev_scanned", "flux_dev", {"scan_layers=true"}}, Run{"sdxl_bf16", "sdxl_bf16"},
+                    Run{"sd_v_snr_bf16", "sd_v_snr_bf16"},
+                    // The same update from two batches of half the size.
+                    Run{"accumulated", "sdxl", {"gradient_accumulation_steps=2"}},
+                    Run{"accumulated_bf16", "sdxl_bf16", {"gradient_accumulation_steps=2"}}),
+    [](const auto& info) { return info.param.name; });
 
 /// LoRA of transformers, trained on recorded batches and drawn with.
 struct TrainedLora : testing::Test {

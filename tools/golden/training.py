@@ -1,4 +1,4 @@
-"""Writes the goldens of training: six steps of PyTorch on the tiny folders of tests/golden/pipelines, wan, flux and zimage.
+"""Writes the goldens of training: six steps of PyTorch on the tiny folders of tests/golden/pipelines, wan, flux, zimage and qwenimage.
 
 tests/golden/training/ gets
   batches_<folder>.safetensors   step{i}.latents, .noise, .timesteps, .encoder_hidden_states and SDXL's .text_embeds,
@@ -24,6 +24,7 @@ import sys
 import diffusers
 import torch
 from diffusers import (DDPMScheduler, Flux2KleinPipeline, Flux2Transformer2DModel, FluxPipeline, FluxTransformer2DModel,
+                       QwenImageTransformer2DModel,
                        UNet2DConditionModel, WanTransformer3DModel, ZImageTransformer2DModel)
 from diffusers.optimization import get_scheduler
 from diffusers.training_utils import compute_snr
@@ -81,6 +82,10 @@ FLUX2S = {
     "flux2": ("distilled", ["lr_scheduler=constant", "warmup_steps_fraction=0", "disable_training_weights=true",
                        "text_encoder_out_layers=[1,2,3]"]),
 }
+# Flow matching; name: (folder, words)
+QWEN_IMAGES = {
+    "qwen_image": ("base", ["lr_scheduler=constant", "warmup_steps_fraction=0", "disable_training_weights=true"]),
+}
 SIGMA_MIN = 0.003 / 1.002
 RATE, DECAY = 1e-3, 1e-2
 
@@ -125,25 +130,25 @@ def flux_batches(seed):
     return out
 
 
-def train_flux(case, data, dtype):
-    folder, guidance, _ = FLUXES[case]
-    model = FluxTransformer2DModel.from_pretrained(GOLDEN / "flux" / folder / "transformer").to(dtype).train()
+def pack(x):
+    return FluxPipeline._pack_latents(x, *x.shape)
+
+
+def flow_steps(model, data, dtype, loss_of):
+    """Six steps on all weights by loss_of(batch, latents, noise, noisy latents, time from 0 to 1)."""
+    model = model.to(dtype).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=DECAY)
     log = {"loss": [], "grad_norm": [], "learning_rate": []}
-    pack = lambda x: FluxPipeline._pack_latents(x, *x.shape)
     for i in range(STEPS):
-        b = {k.split(".")[1]: v.to(dtype) for k, v in data.items() if k.startswith(f"step{i}.")}
+        b = {k.split(".")[1]: v.to(dtype) if v.is_floating_point() else v for k, v in data.items()
+             if k.startswith(f"step{i}.")}
         latents, eps, t = b["latents"], b["noise"], b["timesteps"] / 1000
         x = (1 - t.reshape(-1, 1, 1, 1)) * latents + t.reshape(-1, 1, 1, 1) * eps
-        height, width = latents.shape[2:]
-        places = FluxPipeline._prepare_latent_image_ids(BATCH, height // 2, width // 2, "cpu", dtype)
-        told = None if guidance is None else torch.full((BATCH,), guidance, dtype=dtype)
         with kept_precision():
-            out = model(hidden_states=pack(x), timestep=t, guidance=told, pooled_projections=b["pooled_projections"],
-                        encoder_hidden_states=b["encoder_hidden_states"], img_ids=places,
-                        txt_ids=torch.zeros(b["encoder_hidden_states"].shape[1], 3, dtype=dtype)).sample
-        loss = ((pack(eps - latents) - out) ** 2).mean()
+            loss = loss_of(b, latents, eps, x, t)
         loss.backward()
+        for p in model.parameters():  # weights that nothing reads decay too
+            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         log["loss"].append(loss.item())
         log["grad_norm"].append(torch.stack([p.grad.norm() for p in model.parameters()]).norm().item())
         log["learning_rate"].append(RATE)
@@ -188,6 +193,22 @@ def train_flux2(case, data, dtype):
     return log, {k: p.detach().float() for k, p in model.named_parameters()}
 
 
+def train_flux(case, data, dtype):
+    folder, guidance, _ = FLUXES[case]
+    model = FluxTransformer2DModel.from_pretrained(GOLDEN / "flux" / folder / "transformer")
+
+    def loss_of(b, latents, eps, x, t):
+        height, width = latents.shape[2:]
+        places = FluxPipeline._prepare_latent_image_ids(BATCH, height // 2, width // 2, "cpu", dtype)
+        told = None if guidance is None else torch.full((BATCH,), guidance, dtype=dtype)
+        out = model(hidden_states=pack(x), timestep=t, guidance=told, pooled_projections=b["pooled_projections"],
+                    encoder_hidden_states=b["encoder_hidden_states"], img_ids=places,
+                    txt_ids=torch.zeros(b["encoder_hidden_states"].shape[1], 3, dtype=dtype)).sample
+        return ((pack(eps - latents) - out) ** 2).mean()
+
+    return flow_steps(model, data, dtype, loss_of)
+
+
 def z_image_batches(seed):
     generator = torch.Generator().manual_seed(seed)
     draw = lambda *shape: torch.randn(*shape, generator=generator)
@@ -203,25 +224,28 @@ def z_image_batches(seed):
 def train_z_image(case, data, dtype):
     """The loss of examples/dreambooth/train_dreambooth_lora_z_image.py without weighting, on all weights."""
     model = ZImageTransformer2DModel.from_pretrained(GOLDEN / "zimage" / Z_IMAGES[case][0] / "transformer")
-    model = model.to(dtype).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=DECAY)
-    log = {"loss": [], "grad_norm": [], "learning_rate": []}
-    for i in range(STEPS):
-        b = {k.split(".")[1]: v for k, v in data.items() if k.startswith(f"step{i}.")}
-        latents, eps, sigma = (b[k].to(dtype) for k in ("latents", "noise", "timesteps"))
-        level = sigma.reshape(-1, 1, 1, 1) / 1000
-        x = (1 - level) * latents + level * eps
-        texts = [t[:n] for t, n in zip(b["encoder_hidden_states"].to(dtype), b["prompt_lengths"])]
-        with kept_precision():
-            out = model(list(x.unsqueeze(2).unbind(0)), (1000 - sigma) / 1000, texts, return_dict=False)[0]
-        loss = ((eps - latents + torch.stack(out).squeeze(2)) ** 2).mean()
-        loss.backward()
-        log["loss"].append(loss.item())
-        log["grad_norm"].append(torch.stack([p.grad.norm() for p in model.parameters()]).norm().item())
-        log["learning_rate"].append(RATE)
-        optimizer.step()
-        model.zero_grad()
-    return log, {k: p.detach().float() for k, p in model.named_parameters()}
+
+    def loss_of(b, latents, eps, x, t):
+        texts = [text[:n] for text, n in zip(b["encoder_hidden_states"], b["prompt_lengths"])]
+        out = model(list(x.unsqueeze(2).unbind(0)), (1000 - b["timesteps"]) / 1000, texts, return_dict=False)[0]
+        return ((eps - latents + torch.stack(out).squeeze(2)) ** 2).mean()
+
+    return flow_steps(model, data, dtype, loss_of)
+
+
+def train_qwen_image(case, data, dtype):
+    """The loss of examples/dreambooth/train_dreambooth_lora_qwen_image.py without weighting, on all weights; batches are
+    Z-Image's."""
+    model = QwenImageTransformer2DModel.from_pretrained(GOLDEN / "qwenimage" / QWEN_IMAGES[case][0] / "transformer")
+
+    def loss_of(b, latents, eps, x, t):
+        texts = b["encoder_hidden_states"]
+        mask = torch.arange(texts.shape[1])[None] < b["prompt_lengths"][:, None]
+        height, width = latents.shape[2:]
+        out = model(pack(x), texts, mask, t, [[(1, height // 2, width // 2)]] * BATCH).sample
+        return ((pack(eps - latents) - out) ** 2).mean()
+
+    return flow_steps(model, data, dtype, loss_of)
 
 
 def bell(shift, dtype):
@@ -272,6 +296,8 @@ def train(case, data, dtype, disturbed=None):
         return train_flux2(case, data, dtype)
     if case in Z_IMAGES:
         return train_z_image(case, data, dtype)
+    if case in QWEN_IMAGES:
+        return train_qwen_image(case, data, dtype)
     folder, prediction, gamma, schedule, warmup, by_norm, by_value, words = CASES[case]
     unet = UNet2DConditionModel.from_pretrained(GOLDEN / "pipelines" / folder / "unet").to(dtype).train()
     noise = DDPMScheduler.from_pretrained(GOLDEN / "pipelines" / folder / "scheduler", prediction_type=prediction)
@@ -345,8 +371,8 @@ def main():
         data |= {"flux": flux_batches(6), "zimage": z_image_batches(7), "flux2": flux2_batches(8)}
         for folder, arrays in data.items():
             save_file(arrays, ROOT / f"batches_{folder}.safetensors")
-    for case in chosen or [*CASES, *FLOWS, *FLUXES, *Z_IMAGES, *FLUX2S]:
-        folder, *_, words = (CASES | FLOWS | FLUXES | Z_IMAGES | FLUX2S)[case]
+    for case in chosen or [*CASES, *FLOWS, *FLUXES, *Z_IMAGES, *FLUX2S, *QWEN_IMAGES]:
+        folder, *_, words = (CASES | FLOWS | FLUXES | Z_IMAGES | FLUX2S | QWEN_IMAGES)[case]
         batch = BATCHES.get(folder, folder)
         log, weights = train(case, data[batch], torch.float32)
         others = [train(case, data[batch], torch.float64)]
@@ -359,6 +385,7 @@ def main():
             "folder": "flux/" + folder, "component": "transformer"} if case in FLUXES else {
             "folder": "zimage/" + folder, "component": "transformer"} if case in Z_IMAGES else {
             "folder": "flux2/" + folder, "component": "transformer"} if case in FLUX2S else {
+            "folder": "qwenimage/" + folder, "component": "transformer"} if case in QWEN_IMAGES else {
             "folder": "pipelines/" + folder, "component": "unet"}
         golden[case] = {**place, "batches": batch, "words": words, **log, "noise_floor": {"metrics": relative, "weights": distance}}
         names = sorted((k for k in weights if weights[k].numel() < 1 << 16), key=lambda k: weights[k].numel())
