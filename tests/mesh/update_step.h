@@ -24,7 +24,7 @@ inline void update_step(Graph& g, const ParamTable& params, Tensor loss, const O
       group.slots[k].push_back(g.input(slots[k].prefix + p.input, p.shape, p.axes));
   }
   const ClippedGradients clipped = clip(g, config, grad(loss, group.params), group.axes);
-  group = updated(*optimizer, {learning_rate(config, step), cast(step, DType::f32), is_finite(clipped.norm), Tensor()},
+  group = apply_update(*optimizer, {learning_rate(config, step), cast(step, DType::f32), is_finite(clipped.norm), Tensor()},
                   clipped, group);
   auto state = [&](const std::string& name, Tensor after) {
     g.output(name, after, name);
