@@ -62,7 +62,7 @@ TEST_F(QwenImage, RefusesModelsThatEditImagesByName) {
     });
     const Outcome o = generate(model, {});
     EXPECT_EQ(o.status, 2) << o.err;
-    EXPECT_TRUE(contains(o.err, std::string("the pipeline class '") + pipeline + "' is not one of:")) << o.err;
+    EXPECT_TRUE(contains(o.err, std::string("_class_name is '") + pipeline + "'; expected one of:")) << o.err;
   }
   change(model + "/transformer/config.json", [](auto& j) { j["zero_cond_t"] = true; });
   change(model + "/model_index.json", [](auto& j) { j["_class_name"] = "QwenImagePipeline"; });
