@@ -8,14 +8,15 @@
 
 namespace md {
 
-/// Block sizes of queries and keys; 0: a default, for the gradient the size forward. All 0: defaults of a table for some
-/// TPUs (attention.cc). Composed blocks read the first four.
+/// Block sizes of queries and keys; 0: a default, for the gradient the size forward. All 0: defaults of a table for
+/// some TPUs (attention.cc). Composed blocks read the first four.
 struct AttentionBlocks {
   int64_t queries = 0, keys = 0, gradient_queries = 0, gradient_keys = 0;
   // Of kernels: keys whose logits are made at a time, forward and for the gradient; blocks of the gradient of q, where
   // it has a kernel of its own.
   int64_t keys_compute = 0, gradient_keys_compute = 0, dq_queries = 0, dq_keys = 0;
-  // Whether one kernel makes all gradients, at five products a block instead of seven; automatic: where its memory fits.
+  // Whether one kernel makes all gradients, at five products a block instead of seven; automatic: where its memory
+  // fits.
   enum class Fused { automatic, no, yes } fused_gradient = Fused::automatic;
   bool operator==(const AttentionBlocks&) const = default;
 };

@@ -272,6 +272,7 @@ TEST(AttentionBlocks, DefaultsOfChipsAreTheDocumentedOnes) {
   EXPECT_EQ(blocks_of(other["attention"]), "1024x1024");
 }
 
+// S0-42, S0-46…48, S0-51, S0-55…57
 TEST(AttentionBlocks, OfTheKeysAreThoseOfKernels) {
   using Fused = AttentionBlocks::Fused;
   auto own = kernels_on("TPU v5", {512, 768, 256, 1280, 384, 640, 128, 896, Fused::no});

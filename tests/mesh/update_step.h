@@ -24,8 +24,9 @@ inline void update_step(Graph& g, const ParamTable& params, Tensor loss, const O
       group.slots[k].push_back(g.input(slots[k].prefix + p.input, p.shape, p.axes));
   }
   const ClippedGradients clipped = clip(g, config, grad(loss, group.params), group.axes);
-  group = apply_update(*optimizer, {learning_rate(config, step), cast(step, DType::f32), is_finite(clipped.norm), Tensor()},
-                  clipped, group);
+  group =
+      apply_update(*optimizer, {learning_rate(config, step), cast(step, DType::f32), is_finite(clipped.norm), Tensor()},
+                   clipped, group);
   auto state = [&](const std::string& name, Tensor after) {
     g.output(name, after, name);
     g.alias(name, name);

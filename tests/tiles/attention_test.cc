@@ -163,6 +163,7 @@ void gradients(const char* kind, const Case& c, const std::vector<HostArray>& in
 /// Kernels of a chip whose matrix unit has 128 or 256 rows.
 const char* const kKinds[] = {"TPU v5", "TPU v6 lite"};
 
+// S0-41, S0-43…45, S0-49, S0-50, S0-52…54
 TEST(TileAttention, IsAttention) {
   for (const char* kind : kKinds)
     for (const Case& c : kCases) {
@@ -206,6 +207,7 @@ TileAttention sizes(const Case& c, const std::string& kind) {
           .chip = tile_chip(kind)};
 }
 
+// S0-41, S0-43…45, S0-49, S0-50, S0-52…54
 TEST(TileAttention, CompilesForEveryTpu) {
   if (const std::string missing = no_tpu_compiler(); !missing.empty()) GTEST_SKIP() << missing;
   expect_compiled([](const std::string& kind) {

@@ -233,15 +233,16 @@ TEST(TileOperations, MemoryIsKeptBetweenStepsAndWrittenUnderConditions) {
       }
 }
 
-/// The example of docs/kernels.md.
+/// The example of docs/kernels.md: x f32 [1024, 256] → [1, 256], in eight steps, one after the other.
 Program sum_of_rows() {
-  Program p("sum_of_rows", {8}, 1);
+  Program p("sum_of_rows", {8}, /*sequential=*/1);
+  // A step has the block of its coordinate on axis 0 of the grid; the output is one block of all steps.
   const Ref in = p.input("x", {DType::f32, {1024, 256}}, {128, 256}, {{0}, {}}),
             out = p.output("y", {DType::f32, {1, 256}}, {1, 256}, {{}, {}}),
             sum = p.scratch("sum", {DType::f32, {1, 256}});
   const Tile step = p.coordinate(0);
   p.when(p.equal(step, p.scalar(0)), [&] { p.store(sum, p.constant(0, sum.shape)); });
-  p.store(sum, p.add(p.load(sum), p.sum_of(p.load(in), 0)));
+  p.store(sum, p.add(p.load(sum), p.sum_of(p.load(in), /*axis=*/0)));
   p.when(p.equal(step, p.scalar(7)), [&] { p.store(out, p.load(sum)); });
   return p;
 }
