@@ -28,6 +28,7 @@ const std::map<std::string, std::string> kTestedElsewhere = {
     {"attention_grad", "a call of a kernel, which has no f64; tests/kernels/attention_test.cc"},
     {"cudnn_attention", "a call that needs a GPU; tests/autodiff/attention_cudnn_test.cc"},
     {"cudnn_attention_grad", "a call that needs a GPU; tests/autodiff/attention_cudnn_test.cc"},
+    {"tile_program", "needs a kernel; tests/tiles/operations_test.cc"},
     {"custom_vjp", "its gradient is its caller's; tests/autodiff/grad_test.cc"},
     {"sharding_constraint", "needs a mesh; tests/autodiff/sharding_test.cc"},
     {"all_reduce", "needs a mesh; tests/autodiff/sharding_test.cc"},
