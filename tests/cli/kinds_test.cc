@@ -461,7 +461,7 @@ TEST_F(Kinds, SyntheticSamplesHaveTheSizesOfTheirKeys) {
   part.back() = "max_train_steps=0";
   o = train("endless", part);
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "give max_train_steps")) << o.err;
+  EXPECT_TRUE(contains(o.err, "max_train_steps is 0; expected more than 0")) << o.err;
 }
 
 // S2-75

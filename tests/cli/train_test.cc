@@ -133,7 +133,7 @@ TEST(Train, TheAutoencoderFollowsItsKeys) {
   EXPECT_GT(held["loss"].get<double>(), plain["loss"].get<double>());
   const Outcome o = maxdiffusion(words("vae_bad", {"vae_per_device_batch_size=0.5"}));
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "vae_per_device_batch_size 0.5 times 1 devices")) << o.err;
+  EXPECT_TRUE(contains(o.err, "vae_per_device_batch_size is 0.5; times 1 devices it is 0.5")) << o.err;
 }
 
 /// Starts the program and sends a signal once `due` is true. How it ended, as waitpid says, and what it said.
