@@ -231,7 +231,7 @@ TEST(LowPrecision, AnF32RunResumesInBf16AndBack) {
   const HostArrays still = as_arrays(read_training_state(run.options.checkpoint_dir(), 3).state);
   for (const auto& [name, a] : first.values)  // a master begins as the f32 weight was
     EXPECT_EQ(still.at("master/" + name).to_doubles(), a.to_doubles()) << name;
-  set(run, {"master"});
+  set(run, {"master_f32"});
   run.train(4);
   const HostArrays state = as_arrays(read_training_state(run.options.checkpoint_dir(), 4).state);
   set(run, {"master_f32", 0, DType::f32});
