@@ -51,7 +51,7 @@ TEST_F(Weights, MissingUnusedAndMisshapenAreReportedTogether) {
   EXPECT_TRUE(has(e, "1 missing, 2 unused, 1 of another shape")) << e;
   EXPECT_TRUE(has(e, "missing: conv_out.weight")) << e;
   EXPECT_TRUE(has(e, "unused: conv_out.wieght, odd.bias")) << e;
-  EXPECT_TRUE(has(e, "'conv_in.weight' is f32[4,4] in '" + t.path() + "/model.safetensors', the model needs f32[4,8]"))
+  EXPECT_TRUE(has(e, "'conv_in.weight' is f32[4,4] in '" + t.path() + "/model.safetensors'; the model needs f32[4,8]"))
       << e;
   EXPECT_TRUE(has(e, "nearest to 'conv_out.weight' in the file: 'conv_out.wieght'")) << e;
 }

@@ -1,7 +1,6 @@
 #include "maxdiffusion/models/flux2_transformer.h"
 
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <string>
 
 #include "maxdiffusion/autodiff/named_values.h"
@@ -163,15 +162,7 @@ Flux2TransformerConfig Flux2TransformerConfig::from_json(const nlohmann::json& c
         c.timestep_guidance_channels);
   check(c.mlp_ratio > 0 && c.mlp_width() > 0, Code::invalid_config, "{}: 'mlp_ratio' is {}, expected a number above 0",
         r.what(), c.mlp_ratio);
-  check(c.axes_dims_rope.size() == 4, Code::invalid_config, "{}: 'axes_dims_rope' has {} entries, expected 4", r.what(),
-        c.axes_dims_rope.size());
-  for (int64_t v : c.axes_dims_rope)
-    check(v >= 0 && v % 2 == 0, Code::invalid_config, "{}: 'axes_dims_rope' holds {}, expected even numbers", r.what(),
-          v);
-  const int64_t features = std::accumulate(c.axes_dims_rope.begin(), c.axes_dims_rope.end(), int64_t{0});
-  check(features == c.attention_head_dim, Code::invalid_config,
-        "{}: the sum of 'axes_dims_rope' is {}, expected 'attention_head_dim' = {}", r.what(), features,
-        c.attention_head_dim);
+  joint::check_rotary_axes(r, c.axes_dims_rope, 4, c.attention_head_dim);
   return c;
 }
 

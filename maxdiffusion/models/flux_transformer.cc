@@ -1,7 +1,6 @@
 #include "maxdiffusion/models/flux_transformer.h"
 
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <string>
 
 #include "maxdiffusion/autodiff/named_values.h"
@@ -99,15 +98,7 @@ FluxTransformerConfig FluxTransformerConfig::from_json(const nlohmann::json& con
               {"num_attention_heads", c.num_attention_heads},
               {"joint_attention_dim", c.joint_attention_dim},
               {"pooled_projection_dim", c.pooled_projection_dim}});
-  check(c.axes_dims_rope.size() == 3, Code::invalid_config, "{}: 'axes_dims_rope' has {} entries, expected 3", r.what(),
-        c.axes_dims_rope.size());
-  for (int64_t v : c.axes_dims_rope)
-    check(v >= 0 && v % 2 == 0, Code::invalid_config, "{}: 'axes_dims_rope' holds {}, expected even numbers", r.what(),
-          v);
-  const int64_t features = std::accumulate(c.axes_dims_rope.begin(), c.axes_dims_rope.end(), int64_t{0});
-  check(features == c.attention_head_dim, Code::invalid_config,
-        "{}: the sum of 'axes_dims_rope' is {}, expected 'attention_head_dim' = {}", r.what(), features,
-        c.attention_head_dim);
+  joint::check_rotary_axes(r, c.axes_dims_rope, 3, c.attention_head_dim);
   return c;
 }
 

@@ -1,7 +1,11 @@
 #include "maxdiffusion/models/joint_blocks.h"
 
+#include <numeric>
+
 #include "maxdiffusion/autodiff/named_values.h"
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/models/config_reader.h"
 #include "maxdiffusion/nn/attention.h"
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -30,6 +34,17 @@ Tensor after_attention(const Scope& ff, int64_t width, Tensor x, Tensor attended
 }
 
 }  // namespace
+
+void check_rotary_axes(const ConfigReader& r, const std::vector<int64_t>& dims, size_t count, int64_t head_dim) {
+  check(dims.size() == count, Code::invalid_config, "{}: 'axes_dims_rope' has {} entries, expected {}", r.what(),
+        dims.size(), count);
+  for (int64_t v : dims)
+    check(v >= 0 && v % 2 == 0, Code::invalid_config, "{}: 'axes_dims_rope' holds {}, expected even numbers", r.what(),
+          v);
+  const int64_t features = std::accumulate(dims.begin(), dims.end(), int64_t{0});
+  check(features == head_dim, Code::invalid_config,
+        "{}: the sum of 'axes_dims_rope' is {}, expected 'attention_head_dim' = {}", r.what(), features, head_dim);
+}
 
 Tensor f32(Tensor x) { return cast(x, DType::f32); }
 

@@ -11,6 +11,10 @@
 #include "maxdiffusion/nn/rotary.h"
 #include "maxdiffusion/nn/scope.h"
 
+namespace md {
+class ConfigReader;
+}
+
 namespace md::joint {
 
 /// D = heads · head_dim: features of a token.
@@ -20,6 +24,9 @@ struct Sizes {
   bool bias = true;   // of all linear layers
   int64_t width() const { return heads * head_dim; }
 };
+
+/// 'axes_dims_rope' of a config: `count` even numbers whose sum is head_dim. Throws invalid_config.
+void check_rotary_axes(const ConfigReader& r, const std::vector<int64_t>& dims, size_t count, int64_t head_dim);
 
 Tensor f32(Tensor x);
 Tensor linear(const Scope& s, Tensor x, int64_t out, const std::string& in_axis, const std::string& out_axis,

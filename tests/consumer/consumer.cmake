@@ -40,7 +40,7 @@ expect("maxdiffusion ${VERSION}")
 # It opens the libraries that were installed with it, not those of the build.
 set(ENV{LD_DEBUG} files)
 run(${prefix}/bin/maxdiffusion prepare_tfrecords ${SOURCE}/configs/base15.yml tfrecords_dir=${BUILD}/consumer/records
-    dataset_name= hf_train_files=${SOURCE}/tests/golden/data/files/plain.parquet image_column=image
+    dataset_name= hf_train_files=${SOURCE}/tests/golden/data/files/plain.parquet image_column=picture
     caption_column=captions cache_latents_text_encoder_outputs=false)
 if(NOT out MATCHES "calling init: [^\n]*/consumer/prefix/[^\n]*/md_arrow.so")
   message(FATAL_ERROR "the installed md_arrow.so was not opened")
