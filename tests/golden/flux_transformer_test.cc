@@ -38,7 +38,7 @@ class FluxInBf16 : public testing::TestWithParam<const char*> {};
 // modulation, the last projection.
 TEST_P(FluxInBf16, GivesOutputsAndGradientsNearTheReference) {
   const ModelCase c = load_case(GetParam());
-  const Forward forward = std::string_view(GetParam()).starts_with("flux2") ? run_flux2 : run_flux;
+  const Forward forward = std::string_view(GetParam()).starts_with("flux2_") ? run_flux2 : run_flux;
   const ModelRun run = run_case(c, forward, {.weights = DType::bf16, .activations = DType::bf16});
   const Distance out = distance(run.outputs, c.outputs), grads = distance(run.grads, c.grads);
   fmt::print("  outputs {:.2g} ({}), gradients {:.2g} ({})\n", out.value, out.name, grads.value, grads.name);
