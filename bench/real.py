@@ -108,7 +108,7 @@ def program(o, command, model, folder, out, words):
     m = MODELS[model]
     height, width = m["size"]
     size = ([f"height={height}", f"width={width}", f"num_frames={FRAMES}"] if model == "wan1.3b" else
-            [f"resolution={height}"])
+            [f"resolution={height}", f"height={height}", f"width={width}"])
     return measured([pathlib.Path(o.build) / "maxdiffusion", command, ROOT / "configs" / f"{m['config']}.yml",
                     f"pretrained_model_name_or_path={folder}", f"output_dir={out}", "run_name=real",
                     "weights_dtype=bfloat16", "activations_dtype=bfloat16", "text_encoder_dtype=bfloat16",
