@@ -69,7 +69,8 @@ struct FamilySpec {
   bool unguided_only = false;  // distilled to few steps without guidance: guidance_scale has no effect
   /// true_cfg_scale is the factor between two predictions, not guidance_scale.
   bool true_guidance = false;
-  /// The prediction that is used, of a guided one and the one with the prompt alone, latents f32 [B, …]; empty: the first.
+  /// The prediction that is used, of a guided one and the one with the prompt alone, latents f32 [B, …]; empty: the
+  /// first.
   std::function<Tensor(Tensor guided, Tensor positive)> after_guidance = {};
   /// The guidance_scale that means no guidance: 1, where predictions are negative + scale · (positive − negative),
   /// or 0, where they are positive + scale · (positive − negative).
