@@ -110,9 +110,9 @@ HostArray without_margins(const HostArray& image) {
   return out;
 }
 
-/// Draws `image`, u8 [S, S, 3] on white, into a white frame, u8 [R, R, 3]: each pixel is the mean of 9 points of
+/// Renders `image`, u8 [S, S, 3] on white, into a white frame, u8 [R, R, 3]: each pixel is the mean of 9 points of
 /// it, turned back and taken from the image, which is linear between its pixels.
-void draw(const HostArray& image, const Pose& p, int64_t r, uint8_t* to) {
+void render(const HostArray& image, const Pose& p, int64_t r, uint8_t* to) {
   constexpr int64_t kPoints = 3;
   const int64_t s = image.dims()[0];
   const uint8_t* from = image.view<uint8_t>().data();
@@ -175,9 +175,9 @@ int64_t prepare_moving_emoji(const std::string& folder, const MovingEmojiConfig&
     const auto& [object, motion] = clips[static_cast<size_t>(i)];
     HostArray frames(Shape{DType::u8, {n, r, r, 3}});
     for (int64_t f = 0; f < n; ++f)
-      draw(images[object],
-           pose_at(*motion, static_cast<double>(f) / static_cast<double>(n - 1), mix(static_cast<uint64_t>(i))), r,
-           frames.mutable_view<uint8_t>().data() + f * r * r * 3);
+      render(images[object],
+             pose_at(*motion, static_cast<double>(f) / static_cast<double>(n - 1), mix(static_cast<uint64_t>(i))), r,
+             frames.mutable_view<uint8_t>().data() + f * r * r * 3);
     files[static_cast<size_t>(i)] = {
         encode_mp4(frames, {.fps = config.fps, .quality = 8, .full_colour = true, .threads = 1}, folder),
         {{"text", things[object].phrase + " " + motion->phrase},
