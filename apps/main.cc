@@ -1,4 +1,4 @@
-// The program: starts, runs the command that its words name, and is the one place where errors are caught.
+// The program: runs the command that its arguments name. The only place that catches errors.
 #include <fmt/format.h>
 
 #include <cerrno>
@@ -22,7 +22,7 @@
 
 namespace {
 
-/// That what was printed could not be written.
+/// The error if standard output cannot be written.
 md::Error output_error(int error) {
   return {md::Code::io, fmt::format("standard output cannot be written: {}", std::strerror(error))};
 }
@@ -37,7 +37,7 @@ int report(const md::Error& e) {
   return md::exit_status(e.code());
 }
 
-/// However the program ends, the other processes of its job are notified.
+/// Notifies the other processes of the job, however the program ends.
 struct Leave {
   ~Leave() { md::leave_processes(false); }
 };
@@ -46,7 +46,7 @@ struct Leave {
 
 int main(int argc, char** argv) {
   std::signal(SIGPIPE, SIG_DFL);  // `maxdiffusion inspect … | head` ends quietly
-  std::signal(SIGXFSZ, SIG_IGN);  // a file over the limit of `ulimit -f` is an error that says so
+  std::signal(SIGXFSZ, SIG_IGN);  // a file larger than `ulimit -f` becomes an error with a message
   if (const char* level = std::getenv("MAXDIFFUSION_LOG"); level && level == std::string_view("debug"))
     md::set_log_level(md::LogLevel::debug);
   md::handle_interrupts();
@@ -66,14 +66,14 @@ int main(int argc, char** argv) {
     return report(e);
   } catch (const std::bad_alloc&) {
     return report({md::Code::out_of_memory, "the host's memory is used up"});
-  } catch (const std::system_error& e) {  // of fmt::print; or a thread, where there is no room for its stack
+  } catch (const std::system_error& e) {  // from fmt::print, or a thread without memory for its stack
     if (std::ferror(stdout)) return report(output_error(e.code().value()));
     if (e.code() != std::errc::resource_unavailable_try_again) return report({md::Code::internal, e.what()});
     return report(md::Error(md::Code::out_of_memory, "no thread could be started")
                       .note("try: a larger limit on address space (ulimit -v) or on processes (ulimit -u)"));
   } catch (const std::exception& e) {
     return report({md::Code::internal, e.what()});
-  } catch (...) {  // of a plugin, whose standard library is another: seen where it gets no memory
+  } catch (...) {  // from a plugin with another standard library, if it has no memory
     return report({md::Code::out_of_memory, "a plugin has thrown an exception of its own, as where memory is used up"});
   }
 }

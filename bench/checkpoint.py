@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""What saving costs a loop that continues, compared with Orbax: ./run bench --checkpoint [options]
+"""How much saving a checkpoint slows a training loop, compared with Orbax: ./run bench --checkpoint [options]
 
   --build DIR      where checkpoint_bench is (build)
-  --megabytes N    of state (1000)
-  --rounds N       how often each program is started (3); figures are medians over rounds
+  --megabytes N    size of the state (1000)
+  --rounds N       runs of each program (3); results are medians over rounds
   --python FILE    a Python with jax and orbax-checkpoint, instead of .peers/
 
-A step multiplies a state of float32 in its own memory; a checkpoint is saved on the way and written while steps go on.
-"blocked" is the time of the call and what the first step after it takes longer than usual; "steps" what all steps took
-longer until the checkpoint was whole; "memory" what the process had more at most, as a part of the state.
+Each step multiplies a float32 state in place; one checkpoint is saved meanwhile and written while steps continue.
+"blocked" is the time of the call plus the extra time of the first step after it; "steps" the extra time of all steps
+until the checkpoint was complete; "memory" the peak extra memory of the process as a fraction of the state.
 """
 
 import argparse

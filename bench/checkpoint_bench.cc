@@ -1,6 +1,6 @@
-// What saving costs a loop that continues: checkpoint_bench FOLDER [megabytes of state (1000)]
-// A step multiplies a state of float32, in its own memory; one checkpoint is saved on the way, as a training run does.
-// Prints one JSON line. bench/checkpoint.py runs it next to the same loop with Orbax and makes the table.
+// How much saving a checkpoint slows a training loop: checkpoint_bench FOLDER [megabytes of state (1000)]
+// Each step multiplies a float32 state in place; one checkpoint is saved while the loop runs, as in training. Prints
+// one JSON line. bench/checkpoint.py runs it next to the same loop with Orbax and makes the table.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -22,7 +22,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 double seconds(Clock::time_point from) { return std::chrono::duration<double>(Clock::now() - from).count(); }
 
-/// Memory that no file stands behind, bytes.
+/// Resident anonymous memory (RssAnon) of the process in bytes.
 int64_t anonymous() {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
@@ -43,7 +43,7 @@ void bench(const std::string& folder, int64_t megabytes) {
   ArrayMap state;
   for (int64_t i = 0; i < kArrays; ++i) {
     const std::string name = fmt::format("adam_m/unet/{:02}", i);
-    HostArray start(shape);  // of numbers that do not compress
+    HostArray start(shape);  // random, so it does not compress
     HostRng(1, name).fill(HostRng::Distribution::normal, 1, 0, start.mutable_view<float>());
     g.output(name, g.input(name, shape) * 1.0001, name);
     g.alias(name, name);
@@ -86,10 +86,10 @@ void bench(const std::string& folder, int64_t megabytes) {
     written = seconds(begun);
     done = true;
   });
-  double first = 0, more = 0;
+  double first = 0, second = 0;
   for (int64_t i = 0; !done; ++i) {
     const double extra = step() - usual;
-    more += extra;
+    second += extra;
     if (i == 0) first = extra;
   }
   const double gigabytes = static_cast<double>(megabytes) / 1000;
@@ -97,7 +97,7 @@ void bench(const std::string& folder, int64_t megabytes) {
                                      {"step_ms", usual * 1e3},
                                      {"call_ms_per_gb", call * 1e3 / gigabytes},
                                      {"first_step_ms_per_gb", first * 1e3 / gigabytes},
-                                     {"steps_ms_per_gb", more * 1e3 / gigabytes},
+                                     {"steps_ms_per_gb", second * 1e3 / gigabytes},
                                      {"written_s_per_gb", written / gigabytes},
                                      {"memory_part", static_cast<double>(most - memory) / 1e9 / gigabytes}}
                           .dump()

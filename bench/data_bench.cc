@@ -1,4 +1,4 @@
-// How fast the data side is, apart from any device: images decoded and resized, captions tokenized, batches gathered.
+// Speed of the data pipeline without a device: decodes and resizes images, tokenizes captions, gathers batches.
 //   build/release/data_bench            needs the emoji font (fonts-noto-color-emoji) and CLIP's vocabulary
 #include <benchmark/benchmark.h>
 
@@ -26,12 +26,12 @@
 namespace md {
 namespace {
 
-// What the reference's caches of latents and text embeddings hold.
+// The columns of the reference's caches of latents and text embeddings.
 const std::vector<std::string> kSdxlColumns = {"pixel_values", "input_ids", "prompt_embeds", "text_embeds"};
 
 const std::string kBpe = MD_DEPS_DIR "/open_clip/bpe_simple_vocab_16e6.txt.gz";
 
-// The emoji as 128 pixel PNG files, made once.
+// Folder of the emoji as 128-pixel PNG files, created on first use.
 const std::string& emoji_folder() {
   static const TemporaryFolder folder;
   static const bool made = prepare_emoji(folder.path(), {.resolution = 128}) > 0;
@@ -57,7 +57,7 @@ void prepare_emoji_folder(benchmark::State& state) {
 }
 BENCHMARK(prepare_emoji_folder)->Unit(benchmark::kMillisecond)->UseRealTime();
 
-// PNG 128 → resolution, one core.
+// Decodes a 128-pixel PNG and resizes it to the resolution, on one core.
 void decode_and_resize(benchmark::State& state) {
   std::vector<std::string> files;
   for (const ImageItem& item : list_image_folder(emoji_folder(), {.max_train_samples = 256}))
@@ -93,7 +93,7 @@ std::string tar_member(const std::string& name, const std::string& bytes) {
   return h + bytes + std::string((512 - bytes.size() % 512) % 512, '\0');
 }
 
-/// Quality 90.
+/// Encodes `rgb` as JPEG of quality 90.
 std::string encode_jpeg(const HostArray& rgb) {
   jpeg_compress_struct c{};
   jpeg_error_mgr errors{};
@@ -119,15 +119,15 @@ std::string encode_jpeg(const HostArray& rgb) {
   return out;
 }
 
-/// In place of remote storage; on this machine, so without its latency.
+/// Stands in for remote storage, without its latency: it runs on this machine.
 BucketServer& server() {
   static BucketServer s;
   return s;
 }
 
-// The emoji as PNG in a tar and TFRecord files, as JPEG at 128 and 32 of them at 2048 pixels in folders, 64 latents
-// with text embeddings of SDXL at 1024 pixels as TFRecords, and, where $PYTHON has their libraries, the emoji as
-// Parquet, Arrow and ArrayRecord files: see bench/data_files.py.
+// Folder of test data: the emoji as PNG in a tar and in TFRecord files, the emoji as JPEG at 128 pixels and 32 of them
+// at 2048 pixels in folders, 64 latents with text embeddings of SDXL at 1024 pixels as TFRecords. If $PYTHON has the
+// libraries, also the emoji as Parquet, Arrow and ArrayRecord files: see bench/data_files.py.
 const std::string& data_files() {
   static const TemporaryFolder folder;
   static const bool made = [] {
@@ -177,7 +177,7 @@ const std::string& data_files() {
 
 struct KindOfData {
   const char* name;
-  DataSourceConfig config;  // train_data_dir: within data_files(); "": the emoji
+  DataSourceConfig config;  // train_data_dir: relative to data_files(); "": the emoji
   int64_t resolution = 64;
 };
 const std::vector<KindOfData>& kinds() {
@@ -196,7 +196,7 @@ const std::vector<KindOfData>& kinds() {
       {"s3_webdataset", {.dataset_type = "webdataset", .train_data_dir = "s3://bench/tar"}}};
   return all;
 }
-/// Opened; nothing where the files could not be made.
+/// Opens the data set; null if its files could not be made.
 std::shared_ptr<const RecordSource> opened(DataSourceConfig config) {
   std::string& where = config.train_data_dir;
   const std::string& files = data_files();
@@ -209,7 +209,7 @@ std::shared_ptr<const RecordSource> opened(DataSourceConfig config) {
   return open_source(config);
 }
 
-// Records read and parsed, without decoding, on one core; items are records, bytes those stored.
+// Reads and parses records on one core without decoding. Items are records, bytes the stored bytes.
 void read_records(benchmark::State& state, const KindOfData& kind) {
   const auto source = opened(kind.config);
   if (!source) return state.SkipWithError("not made");
@@ -224,7 +224,7 @@ void read_records(benchmark::State& state, const KindOfData& kind) {
   state.SetBytesProcessed(bytes);
 }
 
-// The same as batches of 16 decoded images, or of arrays, on all cores, two batches ahead; bytes of the batches.
+// Batches of 16 decoded images or arrays, on all cores, with two batches of prefetch. Bytes are those of the batches.
 void read_batches(benchmark::State& state, const KindOfData& kind) {
   const auto source = opened(kind.config);
   if (!source) return state.SkipWithError("not made");
@@ -248,7 +248,8 @@ const bool registered = [] {
   return true;
 }();
 
-// A JPEG of 2048 pixels for training at 512, one core: decoded whole (0), or at the smallest DCT scale that will do.
+// Decodes a JPEG of 2048 pixels for training at 512 on one core: at full size (0) or at the smallest sufficient DCT
+// scale.
 void decode_big_jpeg(benchmark::State& state) {
   const std::string folder = data_files() + "/big";
   const std::string jpeg = read_file(list_image_folder(folder, {})[0].file);
@@ -266,7 +267,7 @@ void open_vocabulary(benchmark::State& state) {
 }
 BENCHMARK(open_vocabulary)->Unit(benchmark::kMillisecond);
 
-// All emoji names with the cache of words warm; items are texts.
+// Tokenizes all emoji names with a warm word cache; items are texts.
 void tokenize_captions(benchmark::State& state) {
   const ClipTokenizer tokenizer = ClipTokenizer::from_bpe(kBpe);
   int64_t tokens = 0;
@@ -281,8 +282,8 @@ void tokenize_captions(benchmark::State& state) {
 }
 BENCHMARK(tokenize_captions)->Unit(benchmark::kMillisecond);
 
-// Cached latents, in memory: batches of 16 latents [8, 8, 4] with text embeddings [77, 64]; the argument is
-// the depth of prefetch, 0 for none.
+// Batches of 16 cached latents [8, 8, 4] with text embeddings [77, 64], in memory. The argument is the prefetch depth,
+// 0 for none.
 void gather_batches(benchmark::State& state) {
   HostArray latents(Shape{DType::f32, {4096, 8, 8, 4}}), text(Shape{DType::f32, {4096, 77, 64}});
   std::ranges::fill(latents.mutable_view<float>(), 1.0f);

@@ -13,11 +13,11 @@ import pyarrow.parquet as pq
 from array_record.python.array_record_module import ArrayRecordWriter
 from tfrecord import example_pb2
 
-pictures, out = sys.argv[1:]
+folder, out = sys.argv[1:]
 rows = []
-for line in open(os.path.join(pictures, "metadata.jsonl")):
+for line in open(os.path.join(folder, "metadata.jsonl")):
     row = json.loads(line)
-    with open(os.path.join(pictures, row["file_name"]), "rb") as f:
+    with open(os.path.join(folder, row["file_name"]), "rb") as f:
         rows.append((f.read(), row["text"]))
 image = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 table = pa.table({"image": pa.array([{"bytes": b, "path": None} for b, _ in rows], image), "text": [t for _, t in rows]})
@@ -25,9 +25,9 @@ pq.write_table(table, f"{out}/emoji.parquet", row_group_size=100)
 with pa.ipc.new_stream(f"{out}/emoji.arrow", table.schema) as f:
     f.write_table(table, max_chunksize=1000)
 writer = ArrayRecordWriter(f"{out}/emoji.array_record", "group_size:1")
-for picture, text in rows:
+for encoded, text in rows:
     e = example_pb2.Example()
-    e.features.feature["image"].bytes_list.value.append(picture)
+    e.features.feature["image"].bytes_list.value.append(encoded)
     e.features.feature["text"].bytes_list.value.append(text.encode())
     writer.write(e.SerializeToString())
 writer.close()

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
-"""What attention kernels cost on TPUs that are not here, by the schedule of libtpu's compiler.
+"""Cost of attention kernels on TPUs according to the schedule of libtpu's compiler; no TPU is needed.
 
     python3 bench/kernels.py [--build build] [--chips v5e:2x2,v5p:2x2x1,v6e:2x2,tpu7x:2x2x1] [--kernels forward]
                              [--length 4096] [--head-dim 128] [--block 1024] [--compute 512] [--jax PYTHON]
 
 One head, bf16, no mask. A bundle is one instruction word: a cycle without stalls. `body` is the smallest region of the
-program with 98 % of the matrix unit's work, which is one block of `--block` queries by as many keys; beside it the
-slots that it uses, in units of bundles. With --jax, the path of a Python that has jax, splash attention of that package
-is compiled with the same block sizes and the same libtpu.
+program with 98 % of the matrix unit's work, which is one block of `--block` queries by as many keys; further columns are
+its slots in units of bundles. With --jax, the path of a Python with jax, splash attention of that package is compiled
+with the same block sizes and the same libtpu.
 """
 import argparse
 import glob
@@ -38,7 +38,7 @@ jax.jit(lambda q, k, v: run(q, k, v)).trace(x, x, x).lower(lowering_platforms=('
 
 
 def table(path):
-    """Slots and, per bundle, how many of each are used."""
+    """Numbers of slots and, for each bundle, of the used ones."""
     names, capacity, rows = [], [], []
     for line in open(path):
         words = line.replace(',', ' ').split()
@@ -67,7 +67,7 @@ def regions(path):
 
 
 def kernels(folder):
-    """(name, bundles in all, bundles of the body, {slot: bundles that its units would be busy})."""
+    """(name, bundles, bundles of the body, {slot: bundles in which its units are busy})."""
     for path in sorted(glob.glob(folder + '/*-final_bundles.txt')):
         name = re.match(r'\d+-(.*)-\d+-final_bundles.txt', os.path.basename(path))
         if not name or 'schedule-analysis' in path or 'late-' in path or 'TLP' in path:
@@ -86,15 +86,28 @@ def kernels(folder):
             n: round(sum(r[i] for r in inside) / capacity[i]) for i, n in enumerate(names)}
 
 
-def compiled(command, environment):
+def attempted(command, environment, seconds=None):
+    """The result of kernels() for a command's programs, and its last output line; an empty result if it fails."""
     folder = tempfile.mkdtemp(prefix='kernels')
     flags = f'--xla_jf_dump_to={folder} --xla_jf_dump_hlo_text=true --xla_jf_dump_llo_text=true'
-    done = subprocess.run(command, env={**os.environ, 'LIBTPU_INIT_ARGS': flags, 'TPU_SKIP_MDS_QUERY': '1',
-                                        'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', **environment}, text=True, capture_output=True)
-    if done.returncode:
-        sys.exit('\n'.join(done.stderr.splitlines()[-5:]))
-    found = list(kernels(folder))
-    shutil.rmtree(folder)
+    try:
+        done = subprocess.run(command, env={**os.environ, 'LIBTPU_INIT_ARGS': flags, 'TPU_SKIP_MDS_QUERY': '1',
+                                            'ALLOW_MULTIPLE_LIBTPU_LOAD': '1', **environment}, text=True,
+                              capture_output=True, timeout=seconds)
+        if done.returncode:
+            errors = [l for l in done.stderr.splitlines() if l.startswith('error: ')] or done.stderr.splitlines()[-1:]
+            return [], errors[0][:300] if errors else f'ended by signal {-done.returncode}'
+        return list(kernels(folder)), (done.stdout.splitlines() or [''])[-1]
+    except subprocess.TimeoutExpired:
+        return [], f'no answer in {seconds:g} s'
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def compiled(command, environment):
+    found, message = attempted(command, environment)
+    if not found:
+        sys.exit(message)
     return found
 
 
@@ -109,7 +122,7 @@ def main():
     p.add_argument('--compute', type=int, default=0, help='block_kv_compute; 0: what the chip has by default')
     p.add_argument('--jax', help='a Python that has jax')
     p.add_argument('--libtpu', default=os.path.join(HERE, '..', '.deps', 'libtpu', 'libtpu.so'))
-    p.add_argument('more', nargs='*', help='key=value for kernel_bench')
+    p.add_argument('options', nargs='*', help='key=value for kernel_bench')
     o = p.parse_args()
     slots = ('MATMUL', 'EUP', 'VALU', 'VPOP', 'XLU', 'FILL', 'SPILL')
     print('| chip | program | kernel | bundles | body | ' + ' | '.join(slots) + ' |')
@@ -121,7 +134,7 @@ def main():
             if o.compute:
                 blocks += [f'block_kv_compute={o.compute}', f'block_kv_dkv_compute={o.compute}']
             runs = {'maxdiffusion.cpp': ([os.path.join(o.build, 'kernel_bench'), chip, what, str(o.length), str(o.head_dim)] +
-                                         blocks + o.more, {})}
+                                         blocks + o.options, {})}
             if o.jax:
                 runs['splash attention'] = ([o.jax, '-c', SPLASH, chip, what, str(o.length), str(o.head_dim), size, size],
                                             {'JAX_PLATFORMS': 'cpu', 'TPU_LIBRARY_PATH': o.libtpu})

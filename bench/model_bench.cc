@@ -5,13 +5,13 @@
 //   --name TEXT    first column of the row
 //   --mesh SIZES   data, fsdp, context, tensor: 2,4,1,1 is eight virtual devices (one device)
 //   --batch N      samples of a step (2; transformers: 1)
-//   --pixels N     of the side of the UNet's latents (64)
-//   --config FILE  the config.json of another UNet or transformer
-//   --emit FILE    only traces the step and writes its program there, and says how long that takes
-//   --spans N      after the timed steps, N more of which the row says where their time goes: seconds in each kind of
-//                  kernel, by the wall; kernels may run side by side (0)
-// Prints one JSON line; floor_s in it is what a step cannot be faster than on this machine (its products at the rate of
-// one large product, and memory that it must read and write). model_bench rates f32|bf16 prints both rates alone.
+//   --pixels N     height and width of the UNet's latents (64)
+//   --config FILE  config.json of another UNet or transformer
+//   --emit FILE    only traces the step, writes its program to FILE, and prints how long that takes
+//   --spans N      runs N more steps after the timed ones and adds to the row the wall time in seconds of each kind of
+//                  kernel; kernels may run in parallel (0)
+// Prints one JSON line; its floor_s is a lower bound for the step's time on this machine: its products at the rate of
+// one large product, plus the memory that it must read and write. model_bench rates f32|bf16 prints only both rates.
 // bench/compare.py runs it next to the same step in other programs and makes the table.
 
 #include <unistd.h>
@@ -44,7 +44,7 @@
 namespace md {
 namespace {
 
-/// Since the process was started, by the kernel's clock (hundredths), so that loading the program counts too.
+/// Seconds since the process started, by the kernel's clock (resolution 10 ms), so that loading the program counts.
 double seconds_since_start() {
   std::ifstream stat("/proc/self/stat");
   std::string line((std::istreambuf_iterator<char>(stat)), {});
@@ -65,7 +65,7 @@ int64_t peak_resident() {
   return 0;
 }
 
-/// Sizes of the mesh axes, as on the command line.
+/// Opens the devices with these sizes of the mesh axes, written as on the command line.
 Devices open_mesh(const std::string& sizes) {
   if (sizes.empty()) return Devices::open();
   MeshConfig c;
@@ -78,7 +78,7 @@ Devices open_mesh(const std::string& sizes) {
       "cpu", c.ici_data_parallelism * c.ici_fsdp_parallelism * c.ici_context_parallelism * c.ici_tensor_parallelism, c);
 }
 
-/// Of this process on all processors, user and system.
+/// CPU time of this process over all cores, user and system, in seconds.
 double processor_seconds() {
   timespec used{};
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);
@@ -91,12 +91,12 @@ HostArray zeros(const Shape& shape) {
   return a;
 }
 
-/// What an input starts with: parameters as their initialisers say, normal numbers for the batch, else zeros.
+/// Initial value of an input: parameters by their initializers, the batch normal random numbers, anything else zeros.
 HostArray starting(const ParamTable& params, const std::string& name, const Shape& shape) {
   if (const Param* p = params.find(name)) return initial_value(*p, 0);
   HostArray a = zeros(shape);
   if (name == "healthy") a.mutable_view<uint8_t>()[0] = 1;
-  if (name == "prompt_lengths") std::ranges::fill(a.mutable_view<int32_t>(), 512);  // all of the text
+  if (name == "prompt_lengths") std::ranges::fill(a.mutable_view<int32_t>(), 512);  // text without padding
   if (name.find('/') != name.npos || shape.rank() < 2) return a;
   const HostRng rng(0, name);
   if (shape.dtype == DType::f32) {
@@ -108,7 +108,7 @@ HostArray starting(const ParamTable& params, const std::string& name, const Shap
   return a;
 }
 
-/// The shortest of several calls of f; seconds.
+/// The shortest time of several calls of f in seconds.
 double shortest(const std::function<void()>& f) {
   double best = INFINITY;
   for (int i = 0; i < 6; ++i) {
@@ -119,12 +119,12 @@ double shortest(const std::function<void()>& f) {
   return best;
 }
 
-/// Operations of one large product of a type in a second.
+/// Operations per second of one large product of this type.
 double product_rate(const Devices& devices, DType type) {
   constexpr int64_t kSize = 4096, kColumns = 1024;
   Graph g(devices.graph_options());
   Tensor a = g.input("a", {type, {kSize, kSize}}), b = g.input("b", {type, {kSize, kColumns}});
-  g.output("y", sum(matmul(a, b), {0}));  // which is little to fetch
+  g.output("y", sum(matmul(a, b), {0}));  // small, so fetching it takes no time
   const Program program = compile(devices, g, {.jax_cache_dir = "off", .xla_flags = ""}, "floor");
   ArrayMap arrays;
   for (const GraphInput& in : g.inputs()) {
@@ -136,12 +136,12 @@ double product_rate(const Devices& devices, DType type) {
   return 2.0 * kSize * kSize * kColumns / shortest([&] { devices.get(program.run(none, arrays).at("y")); });
 }
 
-/// Adds 1 to 4·n values, at four places at a time: processors fetch several streams ahead faster than one.
+/// Adds 1 to 4·n values, as four streams at once: processors prefetch several streams faster than one.
 MD_VECTORIZED void add_one(uint64_t* values, size_t n) {
   for (size_t i = 0; i < n; ++i) ++values[i], ++values[i + n], ++values[i + 2 * n], ++values[i + 3 * n];
 }
 
-/// Bytes of a large array that all processors together read and write in a second, in its place.
+/// Bytes per second that all cores together read and write when they update a large array in place.
 double memory_rate() {
   std::vector<uint64_t> array(size_t{1} << 25);
   const size_t threads = std::max(1u, std::thread::hardware_concurrency()), part = array.size() / threads / 4 * 4;
@@ -152,7 +152,7 @@ double memory_rate() {
   return 2.0 * static_cast<double>(part * threads * sizeof(uint64_t)) / seconds;
 }
 
-/// What nothing is faster than here: products, operations a second, and memory, bytes a second.
+/// Upper bounds of this machine: operations per second of products, bytes per second of memory.
 struct Rates {
   double flops, bytes;
 };
@@ -221,7 +221,7 @@ int run(const std::vector<std::string>& args) {
               << std::endl;
     return 0;
   }
-  auto drawn = std::async(std::launch::async, [&] {  // while the program is compiled, as the training loop does
+  auto inputs_made = std::async(std::launch::async, [&] {  // during compilation, as the training loop does
     HostArrays values;
     for (const GraphInput& in : step.graph->inputs())
       values[in.name] = starting(step.params, in.name, in.value.shape());
@@ -230,17 +230,17 @@ int run(const std::vector<std::string>& args) {
   const Program program = compile(devices, *step.graph, compile_config, "bench_" + task->model());
 
   start = Clock::now();
-  HostArrays values = drawn.get();
-  ArrayMap state, kept;
-  place(devices, program, std::move(values), kept);
+  HostArrays values = inputs_made.get();
+  ArrayMap state, read_only;
+  place(devices, program, std::move(values), read_only);
   for (const std::string& input : program.input_names())
-    if (step.graph->output_index(input) >= 0) state.insert(kept.extract(input));
+    if (step.graph->output_index(input) >= 0) state.insert(read_only.extract(input));
   const double initialise = since(start);
 
   double loss = 0;
   auto one_step = [&] {
     const auto from = Clock::now();
-    ArrayMap out = program.run(state, kept);
+    ArrayMap out = program.run(state, read_only);
     loss = devices.get(out.at("loss")).to_doubles()[0];
     for (const char* metric : {"loss", "grad_norm", "learning_rate"}) out.erase(metric);
     state = std::move(out);
@@ -287,7 +287,7 @@ int run(const std::vector<std::string>& args) {
   }
   if (auto plan = program.memory()) {
     row["planned_mb"] = static_cast<double>(plan->peak()) / 1e6;
-    // Weights and moments are read and written, and what is made on the way is written and read.
+    // Weights and moments are read and written, and intermediate results written and read.
     const Rates rates = measured_rates(devices, scope.activations);
     row["floor_s"] =
         step.flops / rates.flops + 2.0 * static_cast<double>(plan->arguments + plan->temporary) / rates.bytes;

@@ -1,4 +1,4 @@
-// The models that the bench times, as training tasks; tests count what their programs consist of.
+// The models that the bench times, as training tasks; tests count the instructions of their programs.
 #pragma once
 
 #include <fmt/format.h>
@@ -38,11 +38,11 @@ inline const nlohmann::json kFluxAutoencoder = {{"latent_channels", 16},
                                                 {"down_block_types", std::vector<std::string>(4, "DownEncoderBlock2D")},
                                                 {"up_block_types", std::vector<std::string>(4, "UpDecoderBlock2D")}};
 
-/// A transformer that flow matching trains, timed alone: the other models of its folder are not used.
+/// A transformer trained with flow matching and timed alone: the other models of its folder are not used.
 struct BenchTransformer {
   const char *name, *index;          // model_index.json
-  nlohmann::json vae, text_encoder;  // config.json, the text encoder's but for its width
-  const char *width_in, *width;      // the transformer's field for the width of texts, and the encoder's
+  nlohmann::json vae, text_encoder;  // config.json of each; the text encoder's lacks its width
+  const char *width_in, *width;      // config key of the text width: the transformer's, the encoder's
   Dims latents;
 };
 
@@ -84,8 +84,8 @@ inline std::shared_ptr<const Family> make_transformer_family(const BenchTransfor
   }));
 }
 
-/// "unet", "vae", "wan" or "z_image"; `batch`: 0 is the bench's own; `pixels`: of the side of the UNet's latents;
-/// `config`: a file that takes the place of the bench's own config.json.
+/// `model`: "unet", "vae", "wan" or "z_image". `batch`: 0 means the bench's default. `pixels`: height and width of the
+/// UNet's latents. `config`: a file used instead of the bench's config.json.
 inline std::unique_ptr<Task> make_bench_task(const std::string& model, int64_t batch, int64_t pixels,
                                              const std::string& config = "") {
   if (const auto transformer = bench_transformer(model)) {

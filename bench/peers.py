@@ -89,8 +89,8 @@ def z_image_step(torch, config):
 STEPS = {"unet": unet_step, "vae": vae_step, "wan": wan_step, "z_image": z_image_step}
 
 
-def report(options, program, parameters, runs, to_first_loss, **more):
-    """Prints a row; runs: seconds and seconds of processors of each step, the first one apart."""
+def report(options, program, parameters, runs, to_first_loss, **extra):
+    """Prints a row; runs: wall and CPU seconds of each step, the first step separately."""
     times, processor = (sorted(run[i] for run in runs[1:]) for i in (0, 1))
     row = {
         "program": program,
@@ -104,7 +104,7 @@ def report(options, program, parameters, runs, to_first_loss, **more):
         "processor_s": processor[len(processor) // 2] if times else 0,
         "peak_resident_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e6,
     }
-    print(json.dumps(row | more))
+    print(json.dumps(row | extra))
 
 
 def main():

@@ -31,8 +31,8 @@ def unet_of(jax, jnp, config, dtype, mesh, **options):
         of_noise, of_times = jax.random.split(key)
         noise = jax.random.normal(of_noise, latents.shape)
         t = jax.random.randint(of_times, latents.shape[:1], 0, 1000)
-        kept = jnp.cumprod(1 - betas)[t][:, None, None, None]
-        noisy = kept**0.5 * latents + (1 - kept) ** 0.5 * noise
+        signal = jnp.cumprod(1 - betas)[t][:, None, None, None]
+        noisy = signal**0.5 * latents + (1 - signal) ** 0.5 * noise
         prediction = model.apply({"params": params}, noisy, t, text, added_cond_kwargs=added).sample
         return jnp.mean((prediction.astype(jnp.float32) - noise) ** 2)
 

@@ -1,7 +1,7 @@
-// Weights of any size for a bench: random_weights FOLDER [dtype (bfloat16)]
-// FOLDER is a model folder with configs and without weights. Each model gets its starting values (nn/param.h), which
-// depend on nothing but its sizes, in files as diffusers has them, and each tokenizer its files. A tensor is made when
-// it is written, some rows at a time, so that models larger than the memory are written, too.
+// Writes random weights of any size for a bench: random_weights FOLDER [dtype (bfloat16)]
+// FOLDER is a model folder with configs and without weights. Each model gets its initial values (nn/param.h), which
+// depend only on its sizes, in files named as in diffusers; each tokenizer gets its files. A tensor is generated while
+// it is written, some rows at a time, so models may be larger than the memory.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int64_t kElements = int64_t{1} << 24;  // generated at a time
 
-/// The starting value of `p`, which is not stacked.
+/// The initial value of `p`, which must not be stacked.
 HostArray value_of(const Param& p) {
   if (p.shape.dims.empty()) return initial_value(p, 0);
   HostArray all(p.shape);

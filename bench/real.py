@@ -32,8 +32,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from sampling import FULL, ROOT, SCHEDULER, peak_mb, spans, write_folder
 
 FLOW = dict(_class_name="FlowMatchEulerDiscreteScheduler", num_train_timesteps=1000, shift=3.0)
-# bytes: of the weights in bf16, GB: text encoders, denoiser, autoencoder. work: GB that a process takes in addition to its
-# weights, ours and the peer's, for sampling, LoRA and full training.
+# gb: GB of the bf16 weights of text encoders, denoiser, autoencoder. work: GB that a process needs in addition to its
+# weights, for this program and the peer, for sampling, LoRA and full training.
 MODELS = {
     "sd15": dict(parts=dict(unet="unet_sd15", vae="vae", text_encoder="clip_l"), pipeline="StableDiffusionPipeline",
                  scheduler=SCHEDULER, config="base15", size=(512, 512), gb=(0.25, 1.72, 0.17), work=(3, 4, 3)),
@@ -53,7 +53,7 @@ FRAMES = 17  # of a video
 
 
 def needed(model, work, program):
-    """GB of memory that a process takes, about."""
+    """Approximate GB of memory that a process needs."""
     text, denoiser, vae = MODELS[model]["gb"]
     sampling, lora, full = MODELS[model]["work"]
     if work == "generate":
@@ -66,7 +66,7 @@ def needed(model, work, program):
 
 
 def measured(command):
-    """Runs it; the columns of the whole process, and what it printed."""
+    """Runs a command; returns the columns of the whole process, and its output."""
     wall, peak, text = peak_mb(command)
     return dict(wall_s=wall, processor_s=logged(text, r"processors ([\d.]+)"), peak_mb=peak), text
 
@@ -81,14 +81,14 @@ def free_gb():
 
 
 def make(o, model, folder):
-    """The folder of a model, once; seconds and megabytes of writing it."""
+    """Writes the folder of a model once; returns seconds and megabytes."""
     m = MODELS[model]
     if (folder / "done").exists():
         return None
     shutil.rmtree(folder, ignore_errors=True)
     write_folder(folder, {name: json.loads((FULL / f"{file}.json").read_text()) for name, file in m["parts"].items()},
                  m["pipeline"], m["scheduler"])
-    words = ROOT / "configs" / "models" / "moving_emoji" / "tokenizer"  # T5's, of few words; CLIP's is the program's own
+    words = ROOT / "configs" / "models" / "moving_emoji" / "tokenizer"  # T5's, with few words; CLIP's is installed
     copied = {"wan1.3b": ("tokenizer", words), "flux": ("tokenizer_2", words),
               "zimage": ("tokenizer", ROOT / "tests" / "golden" / "zimage" / "base" / "tokenizer")}
     if model in copied:
@@ -124,7 +124,7 @@ def our_generate(o, model, folder, out):
     events = spans(out)
     compile_s = sum(e["dur"] for e in events if e["name"] == "compile") / 1e6
     text, denoised, decoded = (logged(log, rf"{what} after ([\d.]+) s") for what in ("encoded", "denoised", "decoded"))
-    # A step's program runs as it is called or while the host waits; what is compiled for it is compiled before.
+    # A step's program runs when it is called or while the host waits; it is compiled before.
     begun, ended = (min(e["ts"] for e in events) + 1e6 * t for t in (text, denoised))
     runs = sum(e["dur"] for e in events
                if e["name"] in ("wait for device", "run program") and begun <= e["ts"] <= ended) / 1e6
@@ -186,18 +186,18 @@ def peer_generate(o, model, folder, out):
         inner = getattr(owner, name)
         setattr(owner, name, lambda *a, inner=inner, key=key, **k: timed(key, inner, *a, **k))
     height, width = MODELS[model]["size"]
-    more = dict(num_frames=FRAMES) if model == "wan1.3b" else {}
+    extra = dict(num_frames=FRAMES) if model == "wan1.3b" else {}
     if model == "zimage":
-        more |= dict(guidance_scale=0.0)
+        extra |= dict(guidance_scale=0.0)
     elif model != "flux":
-        more |= dict(negative_prompt="rain", guidance_scale=7.5)
-    pipe("a castle", height=height, width=width, num_inference_steps=o.steps, **more)
+        extra |= dict(negative_prompt="rain", guidance_scale=7.5)
+    pipe("a castle", height=height, width=width, num_inference_steps=o.steps, **extra)
     timed["step"] /= o.steps
     return dict(phases=timed)
 
 
 def loss_of(model, folder):
-    """A denoiser, and its loss of a latent and a text of the sizes of the work."""
+    """A denoiser, and its loss for a latent and a text with the sizes of the work."""
     import diffusers
     import torch
 
@@ -373,7 +373,7 @@ def main():
             root = pathlib.Path(o.folder or scratch)
             folder = root / model
             size = sum(MODELS[model]["gb"])
-            # The folder, and in addition the largest of what is written.
+            # The folder, and the largest output.
             written = dict(generate=0.1, lora=0.5, convert=size, full=6 * MODELS[model]["gb"][1])
             disk = size + max(written[work] for work in o.work.split(","))
             free = shutil.disk_usage(root).free / 1e9

@@ -60,7 +60,7 @@ SCHEDULER = dict(_class_name="EulerDiscreteScheduler", beta_start=0.00085, beta_
 
 
 def write_folder(folder, parts, pipeline="StableDiffusionXLPipeline", scheduler=SCHEDULER):
-    """A model folder of configs by component; as many tokenizers as text encoders."""
+    """A model folder with these configs by component, and one tokenizer per text encoder."""
     index = {"_class_name": pipeline}
     for component, config in {**parts, "scheduler": scheduler}.items():
         (folder / component).mkdir(parents=True)
@@ -76,7 +76,7 @@ def write_folder(folder, parts, pipeline="StableDiffusionXLPipeline", scheduler=
 
 
 def peak_mb(command):
-    """Runs it; wall seconds, peak resident memory, and what it printed."""
+    """Runs a command; returns wall seconds, peak resident memory, and its output."""
     start = time.perf_counter()
     measured = [sys.executable, "-c", "import resource, subprocess, sys; code = subprocess.call(sys.argv[1:]); "
                 "used = resource.getrusage(resource.RUSAGE_CHILDREN); print('processors', used.ru_utime + used.ru_stime); "
@@ -89,7 +89,7 @@ def peak_mb(command):
 
 
 def spans(folder):
-    """Of the newest profile below a folder."""
+    """Events of the newest profile below a folder."""
     path = sorted(glob.glob(f"{folder}/**/*.trace.json.gz", recursive=True))[-1]
     return [e for e in json.load(gzip.open(path))["traceEvents"] if e["ph"] == "X"]
 
@@ -171,7 +171,7 @@ def peer(name, size, dtype, steps):
 
 
 def count(name, size):
-    """Inside the other Python: prints one JSON line, GFLOP and billions of weights of a step and of decoding."""
+    """Runs in the other Python: prints one JSON line, GFLOP and billions of weights of a step and of decoding."""
     import torch
     from diffusers import AutoencoderKL, UNet2DConditionModel
     from torch.utils.flop_counter import FlopCounterMode

@@ -41,14 +41,14 @@ def peer(what, config, size, frames, dtype, reps):
     kind = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
     torch.set_default_dtype(kind)
     config = json.loads(pathlib.Path(config).read_text())
-    pictures = config.get("_class_name") == "FluxTransformer2DModel"
-    made = FluxTransformer2DModel if pictures else WanTransformer3DModel if what == "denoise" else AutoencoderKLWan
+    images = config.get("_class_name") == "FluxTransformer2DModel"
+    made = FluxTransformer2DModel if images else WanTransformer3DModel if what == "denoise" else AutoencoderKLWan
     model = made.from_config(config).eval()
     peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     before, wall, processor = peak(), [], []
     c = model.config
     width, height = (int(n) for n in (size if "x" in size else f"{size}x{size}").split("x"))
-    if pictures:
+    if images:
         rows, columns = height // 16, width // 16
         x, text = torch.randn(1, rows * columns, c.in_channels), torch.randn(1, 512, c.joint_attention_dim)
         places = torch.zeros(rows, columns, 3)

@@ -1,10 +1,10 @@
-// Models of videos, and Flux's transformer, timed: video_bench encode|decode|denoise CONFIG.json SIZE FRAMES [options]
+// Times video models and Flux's transformer: video_bench encode|decode|denoise CONFIG.json SIZE FRAMES [options]
 //   --chunk N   latent frames at a time (1); 0: all of them at once
 //   --dtype T   weights and activations of the denoiser: f32, bf16 (f32)
 //   --reps N    timed runs after the first (2)
-// The model is an AutoencoderKLWan, or a WanTransformer3DModel or a FluxTransformer2DModel that is run once on one
-// latent, of random weights; videos are SIZE pixels, "256" for a square or "832x480"; Flux's have one frame. Prints one
-// JSON line. bench/video.py runs it next to diffusers and makes the table.
+// The model is an AutoencoderKLWan, or a WanTransformer3DModel or FluxTransformer2DModel that runs once on one latent.
+// Weights are random. SIZE is in pixels: "256" for a square or "832x480"; Flux has one frame. Prints one JSON line.
+// bench/video.py runs it next to diffusers and makes the table.
 #include <sys/resource.h>
 
 #include <algorithm>
@@ -41,21 +41,21 @@ struct Bench {
   int reps = 2;
 };
 
-/// Width and height.
+/// Parses SIZE into width and height.
 MediaSize parse_size(const std::string& text, int64_t frames) {
   const size_t x = text.find('x');
   const int64_t width = std::stoll(text);
   return {x == text.npos ? width : std::stoll(text.substr(x + 1)), width, frames};
 }
 
-std::pair<double, double> used() {  // seconds of processors, peak in MiB
+std::pair<double, double> used() {  // CPU seconds, peak memory in MiB
   rusage u{};
   getrusage(RUSAGE_SELF, &u);
   auto seconds = [](const timeval& t) { return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6; };
   return {seconds(u.ru_utime) + seconds(u.ru_stime), static_cast<double>(u.ru_maxrss) / 1024};
 }
 
-/// Runs `f` once, and then as often as it is timed.
+/// Runs `f` once to warm up, then times it `--reps` times.
 void print_times(const std::string& what, const Bench& b, const std::function<void()>& f) {
   using Clock = std::chrono::steady_clock;
   const double before = used().second;
@@ -97,13 +97,13 @@ void autoencode(const std::string& what, const nlohmann::json& config, const Ben
   print_times(what, b, [&] { encode ? coder.encode(input) : coder.decode(input); });
 }
 
-/// Adds inputs to the graph: by name, with values.
+/// Adds an input to the graph and sets its value.
 using Inputs = std::function<Tensor(const std::string& name, const Dims& dims)>;
-constexpr int64_t kDown = 8, kText = 512;  // pixels of one latent cell; tokens of the text
+constexpr int64_t kDown = 8, kText = 512;  // pixels per latent cell; tokens of the text
 
 Tensor wan(const Scope& s, const nlohmann::json& text, const Bench& b, const Inputs& input) {
   const auto config = WanTransformerConfig::from_json(text);
-  constexpr int64_t kFrames = 4;  // of one latent cell
+  constexpr int64_t kFrames = 4;  // per latent cell
   const Dims sample = {1, 1 + (b.size.frames - 1) / kFrames, b.size.height / kDown, b.size.width / kDown,
                        config.in_channels};
   return wan_transformer(s, config,
@@ -127,17 +127,17 @@ Tensor flux(const Scope& s, const nlohmann::json& text, const Bench& b, const In
                            .guidance = config.guidance_embeds ? input("guidance", {1}) : Tensor()});
 }
 
-/// One latent through the denoiser, as a step of sampling without guidance runs it.
+/// Runs the denoiser once on one latent, as a sampling step without guidance does.
 void denoise(const nlohmann::json& text, const Bench& b) {
   const Devices devices = Devices::open();
   Graph g(devices.graph_options(&devices.rules()));
   ParamTable params;
   ScopeOptions scope;
   scope.weights = scope.activations = b.dtype;
-  HostArrays given;
+  HostArrays arrays;
   const Inputs input = [&](const std::string& name, const Dims& dims) {
     const Shape shape{DType::f32, dims};
-    given[name] = counted(shape);
+    arrays[name] = counted(shape);
     return g.input(name, shape);
   };
   const Scope s = Scope(g, params, "transformer", scope).frozen();
@@ -148,7 +148,7 @@ void denoise(const nlohmann::json& text, const Bench& b) {
   const Program program = compile(devices, g, minimize_memory, "denoise");
   ArrayMap inputs, none;
   for (const Param& p : params.params()) place(devices, program, HostArrays{{p.input, initial_value(p, 0)}}, inputs);
-  place(devices, program, given, inputs);
+  place(devices, program, arrays, inputs);
   print_times("denoise", b, [&] { devices.get(program.run(none, inputs).at("sample")); });
 }
 

@@ -11,7 +11,7 @@ set_target_properties(md_all PROPERTIES EXPORT_NAME maxdiffusion)
 
 install(TARGETS maxdiffusion)
 install(TARGETS md_all ${modules} EXPORT maxdiffusion ARCHIVE DESTINATION ${MD_PARTS_FOLDER})
-install(TARGETS md_arrow md_http md_mpi md_remote md_video LIBRARY DESTINATION ${MD_PARTS_FOLDER})
+install(TARGETS md_arrow md_http md_listen md_mpi md_remote md_video LIBRARY DESTINATION ${MD_PARTS_FOLDER})
 install(FILES ${CMAKE_BINARY_DIR}/wheels.path DESTINATION ${MD_PARTS_FOLDER})
 foreach(library libarrow libarrow_s3 libparquet)
   install(CODE "file(CREATE_LINK ${MD_DEPS}/pyarrow/${library}.so.2600

@@ -1,4 +1,4 @@
-// Generates images with a model folder in diffusers' layout, of any family that the library knows: one for each prompt.
+// Generates images with a model folder in diffusers' layout, of any supported family: one for each prompt.
 //   generate FOLDER PIXELS PROMPT...
 #include <maxdiffusion/maxdiffusion.h>
 
@@ -12,7 +12,7 @@ int main(int argc, char** argv) {
     md::SampleRequest request;
     request.num_inference_steps = 20;
     request.resolution = std::atoi(argv[2]);
-    for (int i = 3; i < argc; ++i) {  // nothing is read or compiled again for the second and later ones
+    for (int i = 3; i < argc; ++i) {  // later prompts read and compile nothing
       request.prompt = {argv[i]};
       const std::string file = "image_" + std::to_string(i - 3) + ".png";
       md::write_png(file, md::image_of_batch(pipeline.generate(request).media, 0));

@@ -1,5 +1,5 @@
-// Trains a model of your own on batches of your own: a small network is fitted to y = sin(3x). The loop adds
-// checkpoints, resume, metrics and a loss curve; nothing here is special to diffusion.
+// Trains your own model on your own batches: a small network is fitted to y = sin(3x). The loop adds checkpoints,
+// resume, metrics and a loss curve; nothing here is specific to diffusion.
 //   train_your_own FOLDER
 #include <maxdiffusion/maxdiffusion.h>
 
@@ -26,7 +26,7 @@ struct Regression : md::Task {
   }
 };
 
-/// 1024 points.
+/// 1024 points of the function.
 md::HostArrays points() {
   md::HostArray x(md::Shape{md::DType::f32, {1024, 1}}), y(x.shape());
   for (size_t i = 0; i < 1024; ++i) {
@@ -48,7 +48,7 @@ int main(int argc, char** argv) {
     o.folder = argv[1];  // with the same folder again the run resumes
     o.step.optim.learning_rate = 0.01;
     o.step.optim.max_train_steps = 3000;
-    o.step.optim.own<double>("adam_weight_decay") = 0;
+    o.step.optim.optimizer_arg<double>("adam_weight_decay") = 0;
     o.step.optim.lr_scheduler = "cosine";
     o.initial = [](const md::ParamTable& params) {
       return [&params] {

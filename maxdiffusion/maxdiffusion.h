@@ -1,5 +1,5 @@
-// The headers that are promised to programs outside this repository; what they include comes along, but is free to
-// change. A program links maxdiffusion::maxdiffusion; see examples/.
+// The public headers for programs outside this repository. Headers that they include are available too, but may change.
+// A program links maxdiffusion::maxdiffusion; see examples/.
 #pragma once
 
 #include "maxdiffusion/autodiff/grad.h"

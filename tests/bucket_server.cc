@@ -23,7 +23,7 @@ constexpr const char* kBusy =
     "<?xml version=\"1.0\"?><Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>";
 constexpr const char* kForbidden =
     "<?xml version=\"1.0\"?><Error><Code>AccessDenied</Code><Message>No.</Message></Error>";
-constexpr int64_t kPage = 3;  // objects of a listing, so that every test of more goes on to the next
+constexpr int64_t kPage = 3;  // objects per page of a listing, so that tests with more need several pages
 
 std::string decoded(const std::string& s) {
   std::string out;
@@ -67,7 +67,7 @@ std::string unescaped(std::string s) {
   return s;
 }
 
-/// The bytes of a body in chunks, each behind a line with its size: of HTTP, and of AWS within that.
+/// Decodes a chunked body: each chunk follows a line with its size, in HTTP's format and in AWS's format inside it.
 std::string without_chunks(const std::string& s) {
   std::string out;
   for (size_t at = 0; at < s.size();) {
@@ -79,7 +79,7 @@ std::string without_chunks(const std::string& s) {
   return out;
 }
 
-bool more(int connection, std::string& held) {
+bool extra(int connection, std::string& held) {
   char bytes[65536];
   const ssize_t n = ::recv(connection, bytes, sizeof bytes, 0);
   if (n > 0) held.append(bytes, static_cast<size_t>(n));
@@ -239,7 +239,7 @@ void BucketServer::accept_loop() {
 bool BucketServer::receive(int connection, std::string& held, Request& r) {
   size_t end;
   while ((end = held.find("\r\n\r\n")) == std::string::npos)
-    if (!more(connection, held)) return false;
+    if (!extra(connection, held)) return false;
   std::string head = held.substr(0, end + 2);
   held.erase(0, end + 4);
   const size_t line = head.find("\r\n"), first = head.find(' '), second = head.find(' ', first + 1);
@@ -273,13 +273,13 @@ bool BucketServer::receive_body(int connection, std::string& held, Request& r, b
   if (header("transfer-encoding") == "chunked") {
     size_t end;
     while ((end = held.find("0\r\n\r\n")) == std::string::npos || (end > 0 && held[end - 1] != '\n'))
-      if (half || !more(connection, held)) return false;
+      if (half || !extra(connection, held)) return false;
     r.body = without_chunks(held.substr(0, end + 5));
     held.erase(0, end + 5);
   } else if (const std::string size = header("content-length"); !size.empty()) {
     const size_t bytes = std::stoull(size);
     while (held.size() < (half ? bytes / 2 : bytes))
-      if (!more(connection, held)) return false;
+      if (!extra(connection, held)) return false;
     if (half) return false;
     r.body = held.substr(0, bytes);
     held.erase(0, bytes);
@@ -300,7 +300,7 @@ void BucketServer::serve(int connection) {
         const std::lock_guard lock(mutex_);
         call = on_write_;
       }
-      const auto name = r.query.find("name");  // what an upload to Google will be
+      const auto name = r.query.find("name");  // the key of an upload to Google
       const std::lock_guard in_turn(call_mutex_);
       if (call) call(r.method + " " + r.path + (name == r.query.end() ? "" : "/" + name->second));
       write_fault = next_write_fault();

@@ -1,7 +1,7 @@
-// A storage service for tests, on a port of its own on threads of this process: the requests that readers and writers
-// make of S3 (path style; HEAD, GET with Range, ListObjectsV2; PUT, uploads in parts, copies, DELETE) and of Google's
-// JSON API (objects' metadata, media, lists; resumable uploads, DELETE). Sources: "Amazon S3 API reference"; "Cloud
-// Storage JSON API". Signatures are not checked, only who signed.
+// A storage service for tests, on its own port in threads of this process. It answers the requests that readers and
+// writers send to S3 (path style; HEAD, GET with Range, ListObjectsV2; PUT, multipart uploads, copies, DELETE) and to
+// Google's JSON API (objects' metadata, media, lists; resumable uploads, DELETE). Sources: "Amazon S3 API reference";
+// "Cloud Storage JSON API". It reads who signed a request but does not verify signatures.
 #pragma once
 
 #include <atomic>
@@ -18,10 +18,10 @@ namespace md {
 
 class BucketServer {
  public:
-  /// What happens to a request for an object's bytes.
+  /// Faults of a request for an object's bytes: none, the connection closes at once, or the body is truncated.
   enum class Fault { none, drop, truncate };
-  /// What happens to a request that changes something: it is refused as by a busy server, or for good; cut off when
-  /// half of its body is there, done without an answer, or answered late.
+  /// Faults of a request that changes data: none, refused as by a busy server, refused permanently, cut off after half
+  /// of its body, executed without an answer, or answered late.
   enum class WriteFault { none, busy, forbidden, half, unanswered, slow };
 
   BucketServer();
@@ -33,27 +33,27 @@ class BucketServer {
 
   void put(const std::string& bucket, const std::string& key, const std::string& bytes,
            int64_t modified = 1'700'000'000);
-  /// A file, or every file below a folder.
+  /// Puts a file, or every file below a folder.
   void put_files(const std::string& bucket, const std::string& prefix, const std::string& path);
-  /// From now on only those who sign with this key may read the bucket; "": nobody.
+  /// From now on only requests signed with this access key may read the bucket; "": none may.
   void lock(const std::string& bucket, const std::string& access_key);
-  /// The next `times` requests for bytes fail so.
+  /// Makes the next `times` requests for bytes fail with this fault.
   void fail(Fault fault, int64_t times);
-  /// After `after` more, the next `times` requests that change something fail so.
+  /// After `after` more requests that change data, makes the next `times` of them fail with this fault.
   void fail_writes(WriteFault fault, int64_t times, int64_t after = 0);
-  /// Called with "PUT /bucket/key", … before each request that changes something is looked at; one call at a time.
+  /// Calls `call` with "PUT /bucket/key", … before each request that changes data is handled; one call at a time.
   void on_write(std::function<void(const std::string& request)> call);
-  /// Keys of a bucket, and the bytes of one of them ("" where it is not there).
+  /// Keys of a bucket, and the bytes of an object ("" if it does not exist).
   std::vector<std::string> keys(const std::string& bucket);
   std::string object(const std::string& bucket, const std::string& key);
   void erase(const std::string& bucket, const std::string& key);
-  /// Uploads in parts that were begun and neither completed nor given up.
+  /// Number of multipart uploads that were started and neither completed nor aborted.
   int64_t open_uploads();
-  /// "GET /bucket/key", … of all requests so far, and forgets them.
+  /// Returns "GET /bucket/key", … of all requests so far, and clears the list.
   std::vector<std::string> requests();
-  /// Bytes that were sent since the last call in answers to requests for ranges of objects whose path has this part.
+  /// Bytes sent since the last call in answers to range requests for objects whose path contains `part`.
   int64_t bytes_sent(const std::string& part);
-  /// Values of the Authorization header so far, without repeats.
+  /// Distinct values of the Authorization header so far.
   std::set<std::string> signers();
 
  private:
@@ -77,7 +77,7 @@ class BucketServer {
   void accept_loop();
   void serve(int connection);
   static bool receive(int connection, std::string& held, Request& r);
-  /// Reads what follows the head, unless the request is to be cut off.
+  /// Reads the body after the request's head; `half`: only half of it.
   static bool receive_body(int connection, std::string& held, Request& r, bool half);
   WriteFault next_write_fault();
   Answer answer(const Request& r);
@@ -85,10 +85,10 @@ class BucketServer {
   Answer s3_write(const Request& r, const std::string& bucket, const std::string& key);
   Answer google(const Request& r);
   Answer google_upload(const Request& r);
-  /// Under the lock.
+  /// Requires the lock.
   void store(const std::string& bucket, const std::string& key, std::string bytes);
   Answer media(const Request& r, const Object& o) const;
-  /// Keys of a bucket from `after` on, a page of them; the key where the next begins, or "".
+  /// One page of the bucket's keys, starting after `after`; sets `next` to the start of the next page, or "".
   static std::vector<std::string> page(const std::map<std::string, Object>& objects, const Request& r,
                                        const std::string& after, std::string& next);
   bool may_read(const Request& r, const std::string& bucket) const;
@@ -103,11 +103,11 @@ class BucketServer {
   WriteFault write_fault_ = WriteFault::none;
   int64_t write_faults_left_ = 0, writes_before_ = 0;
   std::function<void(const std::string&)> on_write_;
-  /// By number: where it goes, and its parts.
+  /// An upload by its number: destination and parts.
   struct Upload {
     std::string bucket, key;
     std::map<int64_t, std::string> parts;
-    size_t size = 0;  // when it is finished
+    size_t size = 0;  // size of the finished object
   };
   std::map<std::string, Upload> uploads_, finished_;
   int64_t uploads_begun_ = 0;

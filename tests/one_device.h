@@ -1,6 +1,6 @@
-// Devices that the tests of one program share: opened on first use, closed when the last test is over. Not by a
-// static's destructor: after the end of main a plugin's threads may drop their last reference to a program while the
-// plugin's own statics go, which aborts the process.
+// Devices shared by the tests of one program: opened on first use, closed after the last test. A static destructor must
+// not close them: after main, a plugin's threads may release their last reference to a program while the plugin's
+// statics are destroyed, which aborts the process.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace md {
 
 class SharedDevices : public testing::Environment {
  public:
-  /// Owned by GoogleTest. To be called before main, as the initialiser of a variable.
+  /// GoogleTest owns the result. Call it before main, in a variable's initializer.
   static SharedDevices& add(std::function<Devices()> open) {
     auto* shared = new SharedDevices(std::move(open));
     testing::AddGlobalTestEnvironment(shared);
@@ -35,8 +35,8 @@ class SharedDevices : public testing::Environment {
   std::optional<Devices> devices_;
 };
 
-/// The hardware of $MD_TEST_HARDWARE: gpu or tpu where these tests are to run on one (`maxdiffusion
-/// accelerator_check`).
+/// The hardware in $MD_TEST_HARDWARE: gpu or tpu if these tests run on one (`maxdiffusion accelerator_check`), else the
+/// CPU.
 inline std::string test_hardware() {
   const char* named = std::getenv("MD_TEST_HARDWARE");
   return named && *named ? named : "cpu";
@@ -44,7 +44,7 @@ inline std::string test_hardware() {
 
 inline SharedDevices& kOneDevice = SharedDevices::add([] { return Devices::open(test_hardware()); });
 
-/// One device for tests that run graphs: of the CPU, but see test_hardware().
+/// One device for tests that run graphs: a CPU unless test_hardware() says otherwise.
 inline const Devices& one_device() { return kOneDevice.get(); }
 
 }  // namespace md

@@ -1,4 +1,4 @@
-// Values and calls for the samples of op records (OpDef::samples).
+// Values and calls for the samples of operations (OpDef::samples).
 #pragma once
 
 #include <any>
@@ -11,7 +11,7 @@
 
 namespace md {
 
-/// Uniform in [low, high], in the type of `shape`: integers are rounded, booleans say whether the number is above 0.
+/// Uniform in [low, high], in the type of `shape`: integers are rounded, booleans are true for numbers above 0.
 inline HostArray random_values(const Shape& shape, double low, double high, std::mt19937& random) {
   std::uniform_real_distribution<double> uniform(low, high);
   HostArray a(Shape{DType::f64, shape.dims});
@@ -21,7 +21,7 @@ inline HostArray random_values(const Shape& shape, double low, double high, std:
   return a.cast(shape.dtype);
 }
 
-/// The outputs of an op that may have no inputs.
+/// Applies an op, which may have no inputs.
 inline std::vector<Tensor> apply_sample(const OpDef& op, Graph& g, const std::vector<Tensor>& in,
                                         const std::any& attributes) {
   if (!in.empty()) return apply_multi(op, in, attributes);

@@ -1,4 +1,4 @@
-// A model folder of SDXL's kind, as small as it gets, without weights: for tests of what goes round a model.
+// A minimal model folder like SDXL's, without weights, for tests of the code around a model.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -8,7 +8,7 @@
 
 namespace md {
 
-/// Text encoders of 5 tokens and widths 4 and 8; latents of 4 channels, a side of which is 8 pixels. `channels`: of the
+/// Text encoders with 5 tokens and widths 4 and 8; latents with 4 channels, 8 pixels per cell. `channels`: of the
 /// UNet's two levels.
 inline std::shared_ptr<const Family> tiny_family(const std::string& channels = "[8, 16]") {
   const char* clip = R"({"vocab_size": 16, "hidden_size": %d, "intermediate_size": 8, "num_hidden_layers": 2,
@@ -40,7 +40,7 @@ inline std::shared_ptr<const Family> tiny_family(const std::string& channels = "
   }));
 }
 
-/// Noise of 64×64 pixels predicted with that model, four samples a batch.
+/// The task of predicting noise for 64×64 pixels with that model, four samples per batch.
 inline DenoiseTask tiny_task() {
   DenoiseTask t;
   t.family = tiny_family();

@@ -1,5 +1,4 @@
-// For tests that train as a user does: images with captions, and a model folder of SDXL's kind that compiles in
-// seconds.
+// For tests that train as a user does: images with captions, and a model folder like SDXL's that compiles in seconds.
 #pragma once
 
 #include <fmt/format.h>
@@ -15,7 +14,7 @@
 
 namespace md {
 
-/// Nine images of `side`² pixels, "0.png" …, with captions beside them.
+/// Writes nine images of `side`² pixels, "0.png" …, each with a caption file.
 inline void write_shades(const std::string& folder, int64_t side) {
   make_folders(folder);
   for (int i = 0; i < 9; ++i) {
@@ -37,7 +36,7 @@ inline void change_config(const std::string& model, const std::string& component
   write_file_atomic(path, config.dump());
 }
 
-/// The quickstart's model folder with layers as small as they get.
+/// Writes the quickstart's model folder with minimal layers.
 inline void write_tiny_model(const std::string& model) {
   std::filesystem::copy(MD_SOURCE_DIR "/configs/models/emoji", model, std::filesystem::copy_options::recursive);
   change_config(model, "unet",

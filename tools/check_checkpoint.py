@@ -1,9 +1,9 @@
-"""Checks a checkpoint with diffusers: the folder loads as it is, every weight is there and no other, and an image is
-generated, or a video, whose frames are written side by side.
+"""Checks a checkpoint with diffusers: the folder must load unchanged with exactly the expected weights. Also
+generates an image, or a video whose frames are written next to each other.
 
     python tools/check_checkpoint.py runs/quickstart/checkpoints/1000 [--prompt "red heart"] [--out image.png]
 
-Needs torch, diffusers and transformers. Exit status 0 when all is well; each failure is one line.
+Needs torch, diffusers and transformers. Exit status 0 if all checks pass; prints one line per failure.
 """
 import argparse
 import importlib
@@ -50,12 +50,12 @@ def generate(folder, args):
     pipe = DiffusionPipeline.from_pretrained(folder)
     pipe.set_progress_bar_config(disable=True)
     size = args.size or pipe.unet.config.sample_size * pipe.vae_scale_factor
-    # Arguments that this pipeline has.
+    # Only arguments that this pipeline accepts.
     taken = inspect.signature(pipe.__call__).parameters
-    more = {k: getattr(args, k) for k in ("num_frames", "max_sequence_length", "text_encoder_out_layers")
+    arguments = {k: getattr(args, k) for k in ("num_frames", "max_sequence_length", "text_encoder_out_layers")
             if k in taken and getattr(args, k)}
     out = pipe(prompt=args.prompt, height=size, width=size, num_inference_steps=args.steps, guidance_scale=args.guidance_scale,
-               generator=torch.Generator().manual_seed(args.seed), output_type="pil", **more)
+               generator=torch.Generator().manual_seed(args.seed), output_type="pil", **arguments)
     if hasattr(out, "frames"):
         image = Image.new("RGB", (size * args.num_frames, size))
         for i, frame in enumerate(out.frames[0]):

@@ -1,4 +1,4 @@
-"""Checks event files: TensorBoard itself reads them, and they say what metrics.jsonl says.
+"""Checks event files: TensorBoard must read them, and their values must equal those of metrics.jsonl.
 
     python tools/check_events.py runs/quickstart
 

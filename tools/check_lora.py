@@ -1,10 +1,10 @@
-"""Checks LoRA files with diffusers: each is loaded with every key read, and all change the same weights in the same way.
+"""Checks LoRA files with diffusers: diffusers must read every key, and all files must change the same weights equally.
 
     python tools/check_lora.py MODEL FILE [FILE ...]
 
-MODEL: a model folder; of its weights none is read, since what a file adds does not depend on them.
-Prints how far each file's change of each weight is from the first file's. Needs torch,
-diffusers, transformers and peft. Exit status 0 when all is well.
+MODEL: a model folder; its weights are not read, since a file's changes do not depend on them.
+Prints the distance of each file's weight changes from the first file's. Needs torch,
+diffusers, transformers and peft. Exit status 0 if all checks pass.
 """
 import argparse
 import importlib
@@ -20,7 +20,7 @@ from safetensors import safe_open
 
 
 class Complaints(logging.Handler):
-    """Warnings about keys that found no place, or places that found no key."""
+    """Warnings about keys without a target, or targets without a key."""
 
     def __init__(self):
         super().__init__(logging.WARNING)
@@ -33,8 +33,8 @@ class Complaints(logging.Handler):
 
 
 def pipeline(folder):
-    """The pipeline of model_index.json with weights of zero, so that what remains is what a file adds; and the names
-    of the components that LoRA can be for. Text encoders of transformers are left out."""
+    """The pipeline of model_index.json with all-zero weights, so that the weights become what a file adds; and the names
+    of the components that LoRA may change. Omits text encoders of transformers."""
     index = json.loads((folder / "model_index.json").read_text())
     kinds = {name: getattr(importlib.import_module(value[0]), value[1]) for name, value in index.items()
              if isinstance(value, list) and value[0]}
@@ -54,12 +54,12 @@ def pipeline(folder):
 
 def added(folder, file):
     pipe, names = pipeline(folder)
-    given = {}
-    if "transformer_2" in inspect.signature(type(pipe)).parameters:  # its names are the same for both transformers; one file is for one of them
+    arguments = {}
+    if "transformer_2" in inspect.signature(type(pipe)).parameters:  # both transformers have the same names; a file is for one of them
         with safe_open(file, "pt") as f:
             names = [(f.metadata() or {}).get("component", "transformer")]
-        given["load_into_transformer_2"] = names == ["transformer_2"]
-    pipe.load_lora_weights(str(file.parent), weight_name=file.name, **given)
+        arguments["load_into_transformer_2"] = names == ["transformer_2"]
+    pipe.load_lora_weights(str(file.parent), weight_name=file.name, **arguments)
     pipe.fuse_lora(components=names)
     return {f"{n}/{k}": p.detach().double() for n in names for k, p in getattr(pipe, n).named_parameters()
             if "lora_" not in k and p.detach().any()}

@@ -20,18 +20,19 @@ FOLDERS = f'{re.escape(ROOT)}/(maxdiffusion|apps|tests|bench|examples)/'
 MOST = 12  # sources in one file
 
 UNNAMED = re.compile(r'^namespace \{$(.*?)^\}  // namespace$', re.M | re.S)
-# What begins a line is a definition in a namespace.
+# A match at the start of a line is a definition in a namespace.
 DEFINED = [re.compile(pattern, re.M) for pattern in (
     r'^(?:struct|class|enum(?: class)?|union) (\w+)',
     r'^using (\w+) =',
     r'^(?!using|namespace)\w[^;(={]*?(?<![\w:])(\w+)(?:\[\w*\])*(?: =|\{|;)',
     r'^(?!using|namespace|TEST|INSTANTIATE)\w[^;(={]*?(?<![\w:])(\w+)\(',
     r'^(?:TEST\w*|INSTANTIATE\w*)\((?:\w+, )?(\w+)',
-    r'\b(k[A-Z]\w*)(?:\[\w*\])* =',  # also the second of one definition
+    r'\b(k[A-Z]\w*)(?:\[\w*\])* =',  # also the second name of a definition
     r'^#define (\w+)')]
 
 
 TYPES = DEFINED[:2]
+UNITED = re.compile(r'^#include "(.+\.cc)"$', re.M)  # in a unity source that CMake generates
 
 
 def names(text, patterns=tuple(DEFINED)):
@@ -58,14 +59,17 @@ def is_test(source):
 
 
 def flags_of(build):
-    """Source → what its command says of including and of defining."""
+    """Source → include and define flags of its compile command."""
     flags = {}
     with open(f'{build}/compile_commands.json') as file:
         for command in json.load(file):
             words = shlex.split(command['command'])
-            flags.setdefault(os.path.realpath(command['file']), (
+            of_file = (
                 tuple(word for i, word in enumerate(words) if word.startswith('-I') or '-isystem' in words[max(i - 1, 0):i + 1]),
-                tuple(word for word in words if word.startswith(('-D', '-std')))))
+                tuple(word for word in words if word.startswith(('-D', '-std'))))
+            source = os.path.realpath(command['file'])
+            for part in (source, *(UNITED.findall(text_of(source)) if '/Unity/' in source else ())):
+                flags.setdefault(os.path.realpath(part), of_file)
     return flags
 
 
@@ -75,26 +79,26 @@ def parts(sources, of_headers):
     found = []  # (sources, names in unnamed namespaces, all names)
     for source in sorted({*sources} - {*alone}):
         defined = names(text_of(source))
-        own = names(own_text(source)) | ({'main'} & defined)
+        own_names = names(own_text(source)) | ({'main'} & defined)
         for part in found:
-            if len(part[0]) < MOST and not part[1] & defined and not part[2] & own:
+            if len(part[0]) < MOST and not part[1] & defined and not part[2] & own_names:
                 break
         else:
             part = ([], set(), set())
             found.append(part)
         part[0].append(source)
-        part[1].update(own)
+        part[1].update(own_names)
         part[2].update(defined)
     return [part[0] for part in found] + [[source] for source in alone]
 
 
 def tidy(tool, flags, sources, to):
-    """What clang-tidy says of sources joined in the file `to`; None: they cannot be joined."""
+    """Output of clang-tidy for sources that are joined in the file `to`; None: they cannot be joined."""
     if len(sources) > 1:
         with open(to, 'w') as file:
             file.writelines(f'#include "{source}"  // NOLINT(bugprone-suspicious-include)\n' for source in sources)
     words = [*flags[sources[0]][0], *dict.fromkeys(flag for source in sources for flag in flags[source][1])]
-    # The analyzer takes more than half of the time. What it would find in a test, the test finds when it runs.
+    # The analyzer takes more than half of the time, and running a test finds the same errors in it.
     checks = ['--checks=-clang-analyzer-*'] if is_test(sources[0]) else []
     run = subprocess.run(
         [tool, '--quiet', f'--config-file={ROOT}/.clang-tidy', f'--header-filter={FOLDERS}', *checks,
@@ -112,7 +116,7 @@ def main():
     os.makedirs(folder, exist_ok=True)
     groups = {}
     for source in map(os.path.realpath, sources):
-        flags.setdefault(source, flags[f'{ROOT}/apps/main.cc'])  # where this build does not compile it
+        flags.setdefault(source, flags[f'{ROOT}/apps/main.cc'])  # if this build does not compile it
         groups.setdefault((flags[source][0], is_test(source)), []).append(source)
     of_headers = types_of_headers()
     jobs = [part for group in groups.values() for part in parts(group, of_headers)]

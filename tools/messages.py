@@ -4,7 +4,7 @@
   tools/messages.py              Markdown, by module
   tools/messages.py --literals   every string literal of the sources: FILE:LINE<tab>text, a line each
 
-A message that is put together in parts shows its parts; {} is what the program fills in.
+A message that is concatenated from parts shows its parts; {} is a value filled in by the program.
 """
 import pathlib
 import re
@@ -22,7 +22,7 @@ TOKEN = re.compile(
 
 
 def tokens(text):
-    """(line, kind, text) of identifiers, string literals and punctuation; neighbouring literals are joined."""
+    """(line, kind, text) of identifiers, string literals and punctuation; adjacent literals are joined."""
     out, line, last = [], 1, 0
     for m in TOKEN.finditer(text):
         line += text.count("\n", last, m.start())
@@ -46,7 +46,7 @@ def unescaped(s):
 
 
 def messages(text):
-    """(line, kind, text) of literals inside of the calls of KINDS; the innermost call counts."""
+    """(line, kind, text) of literals inside calls of KINDS; the innermost call determines the kind."""
     calls, out, toks = [], [], tokens(text)
     for i, (line, kind, t) in enumerate(toks):
         if kind == "mark" and t == "(":

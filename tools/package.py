@@ -6,16 +6,16 @@ glibc's goes in. Needs binutils, a C compiler and dpkg-query, and nothing of Pyt
 import argparse, base64, hashlib, io, json, lzma, os, re, struct, subprocess, sys, tarfile, tempfile, time, uuid, zipfile
 from concurrent.futures import ThreadPoolExecutor
 
-# What a machine brings: glibc, and the MPI library, which belongs to the launcher.
+# Libraries of the machine: glibc, and the MPI library, which must match the launcher.
 SYSTEM = re.compile(r'(ld-linux.*|lib(c|m|dl|pthread|rt|resolv|util|anl)|libmpich)\.so\..*')
-# Libraries below these are opened for what they do; the others that they link are encoders, protocols and formats which
-# are never used, 90 MB. Those become libraries that have the same functions and none of their work.
+# These libraries are used; the other ones that they link are encoders, protocols and formats which are never used, 90 MB.
+# The latter are replaced by stubs with the same functions.
 TRIMMED = {
     r'lib(avformat|avcodec|avutil|swresample|swscale)\.so\..*':
         r'lib(avformat|avcodec|avutil|swresample|swscale|x264|dav1d|z|bz2|lzma|m|c|stdc\+\+|gcc_s|OpenCL)\.so\..*',
     r'libcurl\.so\..*': r'lib(ssl|crypto|z|zstd|brotli.*|nghttp2|idn2|psl|c)\.so\..*',
 }
-# Of those libraries, what is called all the same and must give a text, an empty one: whether bytes are a format of theirs.
+# Functions of the stubs that are called and must return an empty text: whether bytes are in one of their formats.
 EMPTY_TEXTS = {'gme_identify_header'}
 # Data of ICU that the tokenizers and the cleaning of prompts do not read: languages, currencies, zones, code pages.
 UNREAD_BY_US = re.compile(r'icudt\d+l/((coll|curr|lang|region|unit|zone|rbnf|translit)/|brkitr/.*\.(dict|res)$'
@@ -24,9 +24,9 @@ UNREAD_BY_US = re.compile(r'icudt\d+l/((coll|curr|lang|region|unit|zone|rbnf|tra
 KEPT_OF_ICU = re.compile(r'icudt\d+l/brkitr/root\.res$')
 NEWEST_GLIBC = (2, 35)
 
-# SPDX expressions of Debian's packages, as their copyright files say for the libraries themselves.
+# SPDX expressions of Debian's packages, from the parts of their copyright files about the libraries.
 LICENCES = {
-    'brotli': 'MIT', 'bzip2': 'bzip2-1.0.6', 'curl': 'curl', 'dav1d': 'BSD-2-Clause',
+    'brotli': 'MIT', 'bzip2': 'bzip2-1.0.6', 'cpp-httplib': 'MIT', 'curl': 'curl', 'dav1d': 'BSD-2-Clause',
     'ffmpeg': 'GPL-2.0-or-later', 'fmtlib': 'MIT', 'fonts-dejavu': 'Bitstream-Vera', 'fonts-noto-color-emoji': 'OFL-1.1',
     'freetype': 'FTL', 'gcc-12': 'GPL-3.0-or-later WITH GCC-exception-3.1', 'glib2.0': 'LGPL-2.1-or-later',
     'google-perftools': 'BSD-3-Clause', 'graphite2': 'LGPL-2.1-or-later', 'harfbuzz': 'MIT-Modern-Variant',
@@ -41,17 +41,17 @@ WHEEL_LICENCES = {
     'fastatomstruct-xla-cpu': 'Apache-2.0', 'open_clip_torch': 'MIT', 'pyarrow': 'Apache-2.0',
     'xla-cpu-pjrt': 'Apache-2.0', 'jaxlib': 'Apache-2.0',
 }
-# Whose files are in a package, by the member of the package.
+# Members of a package, for the owners of their files.
 PLUGIN, VOCABULARY = 'fastatomstruct_xla_cpu/libpjrt_cpu.so', 'open_clip/bpe_simple_vocab_16e6.txt.gz'
 FONTS = {'DejaVuSans.ttf': '/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf',
          'NotoColorEmoji.ttf': '/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf',
          'emoji-test.txt': '/usr/share/unicode/emoji/emoji-test.txt'}
-# What `accelerator_check` needs beside the program: programs of its own, and what they and it read.
+# Files that `accelerator_check` needs: its helper programs, and their inputs.
 TOOLS = ('device_tests', 'random_weights')
-TESTS_OF_GOLDENS = ('models_test.cc', 'flux_transformer_test.cc', 'wan_transformer_test.cc')
+TESTS_OF_GOLDENS = ('models_test.cc', 'flux_transformer_test.cc', 'wan_transformer_test.cc', 'qwen_image_test.cc')
 LIBRARIES = 'lib/maxdiffusion/'
 SHARE = 'share/maxdiffusion/'
-# Packages of Python that a GPU or a TPU needs beside the plugin, whose versions cmake/wheels_*.txt pin.
+# Python packages that a GPU or a TPU needs in addition to the plugin; cmake/wheels_*.txt pin their versions.
 CUDA = ['nvidia-cublas', 'nvidia-cuda-cupti', 'nvidia-cuda-nvrtc', 'nvidia-cuda-runtime', 'nvidia-cudnn-cu13',
         'nvidia-cufft', 'nvidia-cusolver', 'nvidia-cusparse', 'nvidia-nccl-cu13']
 
@@ -72,7 +72,7 @@ def needed(file):
 
 
 def dynamic_symbols(file, undefined):
-    """{name: version or ''} of what a library lacks, or has."""
+    """{name: version or ''} of the symbols that a library needs, or defines."""
     found = {}
     for line in output('nm', '-D', '--undefined-only' if undefined else '--defined-only', file).splitlines():
         name, _, version = line.split()[-1].replace('@@', '@').partition('@')
@@ -82,7 +82,7 @@ def dynamic_symbols(file, undefined):
 
 
 class Elf:
-    """Of a library for x86_64: what it asks of others, and a change of that in place."""
+    """The version requirements of a library for x86_64, which can be changed in place."""
 
     def __init__(self, data):
         self.data = bytearray(data)
@@ -99,7 +99,7 @@ class Elf:
         return (row[4], row[5]) if row else (0, 0)
 
     def versions(self):
-        """(offset, file, version, flags, index) of every version that is asked of another library."""
+        """(offset, file, version, flags, index) of every required version of another library."""
         at, _ = self.section('.gnu.version_r')
         strings, _ = self.section('.dynstr')
         while at:
@@ -112,7 +112,7 @@ class Elf:
             at = at + following if following else 0
 
     def glibc(self):
-        """The newest version of glibc that it cannot be loaded without."""
+        """The newest glibc version that it requires."""
         found = [(0,)]
         for _, _, version, flags, _ in self.versions():
             if version.startswith('GLIBC_2') and not flags & 2:
@@ -120,17 +120,17 @@ class Elf:
         return max(found)
 
     def forget_version(self, version):
-        """Symbols of this version are taken from anyone who has them, with or without it. Returns their names."""
+        """Makes symbols of this version resolve to any definition, versioned or not. Returns their names."""
         symbols, size = self.section('.dynsym')
         strings, _ = self.section('.dynstr')
         table, _ = self.section('.gnu.version')
         names = []
-        asked = list(self.versions())
-        for entry, file, name, _, index in asked:
+        entries = list(self.versions())
+        for entry, file, name, _, index in entries:
             if name != version:
                 continue
-            other = next(e for e, f, n, _, _ in asked if f == file and n == 'GLIBC_2.2.5')
-            # The entry asks for a version that is asked for anyway. (A weak one is asked for as well, aloud.)
+            other = next(e for e, f, n, _, _ in entries if f == file and n == 'GLIBC_2.2.5')
+            # The entry becomes a copy of another required version. (The loader also reports missing weak ones.)
             struct.pack_into('<I', self.data, entry, struct.unpack_from('<I', self.data, other)[0])
             struct.pack_into('<I', self.data, entry + 8, struct.unpack_from('<I', self.data, other + 8)[0])
             for i in range(size // 24):
@@ -148,7 +148,7 @@ class Package:
         self.build, self.wheels, self.source = arguments.build, arguments.wheels, arguments.source
         self.temporary = tempfile.TemporaryDirectory()
         self.files = {}  # path in the package: (bytes, is a program)
-        self.origins = {}  # path in the package: file that it was made of
+        self.origins = {}  # path in the package: source file
         self.paths = {}
         for line in output('/sbin/ldconfig', '-p').splitlines():
             if ' => ' in line and 'x86-64' in line:
@@ -179,7 +179,7 @@ class Package:
         elf = Elf(data)
         for version in ('GLIBC_2.36',):
             if names := elf.forget_version(version):
-                if names != ['arc4random']:  # which the program has (apps/older_libc.cc)
+                if names != ['arc4random']:  # which the program defines (apps/older_libc.cc)
                     fail(f'{name} calls {", ".join(names)} of {version}, which apps/older_libc.cc does not have')
         self.files[path] = (bytes(elf.data), False)
         self.origins[path] = os.path.realpath(file)
@@ -200,9 +200,9 @@ class Package:
             file = self.path_of(name)
             callers.append(file)
             self.add_library(name, LIBRARIES + name)
-            kept = next((kept for ours, kept in TRIMMED.items() if re.fullmatch(ours, name)), None)
+            allowed = next((allowed for ours, allowed in TRIMMED.items() if re.fullmatch(ours, name)), None)
             for other in needed(file):
-                if kept and not re.fullmatch(kept, other) and not SYSTEM.fullmatch(other):
+                if allowed and not re.fullmatch(allowed, other) and not SYSTEM.fullmatch(other):
                     unused[other] = self.path_of(other)
                 else:
                     todo.append(other)
@@ -214,7 +214,7 @@ class Package:
             self.files[LIBRARIES + name] = (self.empty_library(name, file, lacking), False)
 
     def empty_library(self, name, file, lacking):
-        """Has the functions of a library that others lack; each returns 0, or an empty text."""
+        """A stub with the functions that other libraries need of a library; each returns 0, or an empty text."""
         have = dynamic_symbols(file, False)
         lines, versions = [], {}
         for symbol in sorted(s for s in have if s in lacking):
@@ -235,7 +235,7 @@ class Package:
         return self.stripped(base + '.so')
 
     def small_icu(self, name, file):
-        """ICU's data library with the items that are read."""
+        """ICU's data library, reduced to the items that are used."""
         with open(file, 'rb') as f:
             data = f.read()
         symbol = next(l.split() for l in output('nm', '-D', file).splitlines() if re.search(r' icudt\d+_dat$', l))
@@ -321,7 +321,7 @@ class Package:
         self.add(LIBRARIES + os.path.basename(PLUGIN), os.path.join(self.wheels, PLUGIN))
 
     def debian_packages(self):
-        """{name: (version, source, files of the package)} of Debian's packages whose files are in this one."""
+        """{name: (version, source, files)} of the Debian packages whose files are in this package."""
         found = {}
         for path, file in sorted(self.origins.items()):
             if file.startswith((self.build, self.wheels, os.path.realpath(self.wheels), self.source, '/usr/share/doc/')):
@@ -339,7 +339,7 @@ class Package:
         return found
 
     def glibc(self):
-        """The newest glibc that a file asks for, and those that do."""
+        """The newest glibc version that a file requires, and the files that do."""
         newest, who = (0,), []
         for path, (data, _) in sorted(self.files.items()):
             if data[:4] == b'\x7fELF':
@@ -376,7 +376,7 @@ BLOCK = 32 << 20
 
 
 def compressed(data, preset):
-    """xz, in blocks that are compressed side by side; the number of processors changes nothing."""
+    """xz, in blocks that are compressed in parallel; the result does not depend on the number of processors."""
     filters = [{'id': lzma.FILTER_X86}, {'id': lzma.FILTER_LZMA2, 'preset': preset, 'dict_size': BLOCK}]
     def one(at):
         return lzma.compress(data[at:at + BLOCK], lzma.FORMAT_XZ, lzma.CHECK_CRC64, filters=filters)
@@ -461,10 +461,10 @@ def bill(package, version, epoch):
     """SPDX 2.3 of a package's files."""
     def identity(text):
         return 'SPDXRef-' + re.sub(r'[^A-Za-z0-9.-]', '-', text)
-    def spdx(name, version, licence, supplier, purpose, **more):
+    def spdx(name, version, licence, supplier, purpose, **fields):
         return {'name': name, 'SPDXID': identity('Package-' + name), 'versionInfo': version, 'supplier': supplier,
                 'downloadLocation': 'NOASSERTION', 'filesAnalyzed': False, 'licenseConcluded': 'NOASSERTION',
-                'licenseDeclared': licence, 'copyrightText': 'NOASSERTION', 'primaryPackagePurpose': purpose, **more}
+                'licenseDeclared': licence, 'copyrightText': 'NOASSERTION', 'primaryPackagePurpose': purpose, **fields}
     main = spdx('maxdiffusion', version, 'Apache-2.0', 'Organization: the authors of maxdiffusion.cpp', 'APPLICATION')
     packages, owner = [main], {}
     for name, (debian, source, paths) in package.debian_packages().items():
@@ -540,14 +540,14 @@ def main():
     newest = package.check()
     glibc = '.'.join(map(str, newest))
     os.makedirs(arguments.out, exist_ok=True)
-    def said(file):
+    def print_size(file):
         print(f'{file}: {os.path.getsize(file) / 1e6:.1f} MB, glibc {glibc} or newer')
     if 'wheel' in wanted:
         with_bill()
         tag = f'py3-none-manylinux_{newest[0]}_{newest[1]}_x86_64'
         file = os.path.join(arguments.out, f'maxdiffusion_cpp-{version}-{tag}.whl')
         write_wheel(package, file, version, tag, epoch, 1 if arguments.fast else 9)
-        said(file)
+        print_size(file)
     if set(wanted) != {'wheel'}:
         package.add_accelerator_check()
         package.check()
@@ -558,7 +558,7 @@ def main():
     if 'tar' in wanted:
         file = os.path.join(arguments.out, name + '.tar.xz')
         write_tar(package, file, name, epoch, 0 if arguments.fast else 9)
-        said(file)
+        print_size(file)
     if 'folder' in wanted:
         stage(package, os.path.join(arguments.out, name))
         print(os.path.join(arguments.out, name))

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 def main(captions, folder):
     texts = [json.loads(line)["text"] for line in open(captions)]
     words = sorted({word for text in texts for word in text.split()})
-    # A word costs less than any way to spell it.
+    # A word is more probable than its spelling in characters.
     vocabulary = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0), ("▁", -6.0)]
     vocabulary += [("▁" + word, -3.0) for word in words]
     vocabulary += [(letter, -6.0) for letter in string.ascii_lowercase + string.digits + ".,!?:;'\"-"]

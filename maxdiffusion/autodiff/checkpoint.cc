@@ -11,7 +11,7 @@
 namespace md {
 namespace {
 
-/// What a region does with the results of matrix products without batch axes, and with named values.
+/// A region's decision for the results of matrix products without batch axes, and for named values.
 struct Choice {
   Keep linear = Keep::recompute;
   RematNames names = {};

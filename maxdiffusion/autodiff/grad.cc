@@ -16,7 +16,8 @@ namespace {
 
 std::string place(const Node& n) { return n.path->empty() ? "the top level" : *n.path; }
 
-/// While it lives, nodes made in the graph are backward nodes; the path is set per rule and restored at the end.
+/// During its lifetime, new nodes of the graph are marked as backward. The path is set per rule and restored at the
+/// end.
 class BackwardScope {
  public:
   explicit BackwardScope(Graph& g) : graph_(g), backward_(g.set_backward(true)), path_(g.set_path(nullptr)) {
@@ -49,7 +50,7 @@ class Sweep {
   Sweep(Graph& forward, Graph& into, ForwardView& base, const std::vector<Tensor>& xs)
       : forward_(forward),
         into_(into),
-        wanted_(xs.begin(), xs.end()),
+        requested_(xs.begin(), xs.end()),
         begin_(first_of(forward, xs)),
         end_(forward.nodes().size()),
         recompute_(forward, into, base, cotangents_) {
@@ -97,7 +98,7 @@ class Sweep {
     return grads;
   }
 
-  bool active(Tensor t) const { return is_float(t.dtype()) && (active_.contains(t.node()) || wanted_.contains(t)); }
+  bool active(Tensor t) const { return is_float(t.dtype()) && (active_.contains(t.node()) || requested_.contains(t)); }
 
   void arrive(Tensor t, Tensor dt) {
     if (!active(t)) return;
@@ -149,10 +150,10 @@ class Sweep {
 
   Graph& forward_;
   Graph& into_;
-  const std::set<Tensor> wanted_;
-  const size_t begin_;                      // nodes before it depend on nothing wanted
-  const size_t end_;                        // nodes made by the sweep itself come after
-  std::unordered_set<const Node*> active_;  // nodes through which a wanted value is reached
+  const std::set<Tensor> requested_;
+  const size_t begin_;                      // earlier nodes depend on no x
+  const size_t end_;                        // later nodes are the sweep's own
+  std::unordered_set<const Node*> active_;  // nodes on a path from an x
   std::map<Tensor, Tensor> cotangents_;
   Recompute recompute_;
 };
@@ -162,7 +163,7 @@ class Sweep {
 std::vector<Tensor> vjp(const std::vector<Tensor>& ys, const std::vector<Tensor>& dys, const std::vector<Tensor>& xs) {
   check(ys.size() == dys.size(), Code::invalid_graph, "vjp: {} values, {} cotangents", ys.size(), dys.size());
   if (ys.empty()) return Grads(xs.size());
-  // Where the ys are, so that a gradient can be taken inside the body of a loop.
+  // The sweep runs in the graph of the ys, so that a gradient can be taken inside a loop body.
   std::vector<Tensor> present = ys;
   for (Tensor dy : dys)
     if (dy) present.push_back(dy);

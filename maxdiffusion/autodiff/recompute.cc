@@ -11,20 +11,21 @@ namespace md {
 namespace {
 
 /// The policy's decision for each node with results; absent: recomputed.
-using Kept = std::unordered_map<const Node*, Keep>;
+using Marks = std::unordered_map<const Node*, Keep>;
 
-/// Marks what makes the results of `n`. A name on one result of an operation keeps all its results: the others would
-/// cost the operation again. A value with two names is stored on the device if either name requests it.
-void mark(const Node& n, Keep keep, Kept& kept) {
+/// Marks the node that computes the results of `n`. A name on one result keeps all results of the operation, because
+/// computing the others would run the whole operation again. A value with two names is stored on the device if either
+/// name requests it.
+void mark(const Node& n, Keep keep, Marks& marks) {
   const bool looks_through = n.op->same_as || (n.op->cheap && n.inputs.size() == 1);
   if (n.op->cheap && n.inputs.empty()) return;
   if (!looks_through) {
-    auto [it, fresh] = kept.emplace(&n, keep);
+    auto [it, fresh] = marks.emplace(&n, keep);
     if (keep == Keep::keep) it->second = keep;
     return;
   }
   for (size_t i = 0; i < n.outputs.size(); ++i)
-    mark(*n.inputs[n.op->same_as ? n.op->same_as(n, static_cast<int>(i)) : 0].node(), keep, kept);
+    mark(*n.inputs[n.op->same_as ? n.op->same_as(n, static_cast<int>(i)) : 0].node(), keep, marks);
 }
 
 }  // namespace
@@ -82,25 +83,25 @@ ForwardView& Recompute::view(int region) {
   };
 
   std::vector<Node*> members;
-  Kept kept;
+  Marks marks;
   for (size_t i = 0; i < forward_end_; ++i) {
     Node* n = forward_.nodes()[i].get();
     if (n->op == &kParameter || !inside(n->remat_region)) continue;
     members.push_back(n);
-    if (const Keep keep = info.policy(*n); keep != Keep::recompute) mark(*n, keep, kept);
+    if (const Keep keep = info.policy(*n); keep != Keep::recompute) mark(*n, keep, marks);
   }
   std::unordered_set<const Node*> copied;
   for (const Node* n : members)
-    if (!kept.contains(n)) copied.insert(n);
+    if (!marks.contains(n)) copied.insert(n);
 
-  // What goes through the barrier: everything that copies read and that is not copied itself, and kept results.
-  // Without it the compiler would find the copies equal to the forward pass and keep that instead.
+  // Values that pass the barrier: inputs of copied nodes that are not copied themselves, and kept results. Without the
+  // barrier the compiler would merge the copies with the forward pass and keep its values instead.
   std::vector<Tensor> entering, arrived;
   std::unordered_set<const Node*> constants;
-  std::map<Tensor, bool> seen;
+  std::map<Tensor, bool> visited;
   auto enter = [&](Tensor t) {
     const bool is_constant = t.node()->op->cheap && t.node()->inputs.empty();
-    if (!copied.contains(t.node()) && !is_constant && seen.emplace(t, true).second) entering.push_back(t);
+    if (!copied.contains(t.node()) && !is_constant && visited.emplace(t, true).second) entering.push_back(t);
   };
   for (Node* n : members) {
     for (Tensor t : n->inputs) enter(t);
@@ -112,8 +113,8 @@ ForwardView& Recompute::view(int region) {
   }
   std::vector<Tensor> tied;
   for (Tensor t : entering) {
-    auto it = kept.find(t.node());
-    tied.push_back(it != kept.end() && it->second == Keep::offload ? fetched(t, outer) : outer.value(t));
+    auto it = marks.find(t.node());
+    tied.push_back(it != marks.end() && it->second == Keep::offload ? fetched(t, outer) : outer.value(t));
   }
   for (Tensor t : arrived) tied.push_back(cotangents_.at(t));
 

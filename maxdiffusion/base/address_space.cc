@@ -19,8 +19,8 @@ std::optional<int64_t> limit() {
   return static_cast<int64_t>(allowed.rlim_cur);
 }
 
-/// Only what a handler may do.
-void say_and_end(int) {
+/// Only calls async-signal-safe functions.
+void print_and_exit(int) {
   constexpr std::string_view kText =
       "error: the program crashed under a limit on its address space (ulimit -v); what gets no memory may crash\n"
       "  try: ulimit -v unlimited\n";
@@ -44,7 +44,7 @@ std::optional<int64_t> address_space_left() {
 void explain_crashes_under_a_limit() {
   if (!limit()) return;
   struct sigaction act {};
-  act.sa_handler = say_and_end;
+  act.sa_handler = print_and_exit;
   ::sigemptyset(&act.sa_mask);
   for (const int signal : {SIGSEGV, SIGBUS, SIGABRT, SIGILL}) ::sigaction(signal, &act, nullptr);
 }

@@ -6,10 +6,10 @@
 
 namespace md {
 
-/// Bytes that this process may still map; none if unlimited.
+/// Bytes of address space that this process may still map; none if unlimited.
 std::optional<int64_t> address_space_left();
-/// If there is a limit: a crash (SIGSEGV, SIGBUS, SIGABRT, SIGILL) reports it, and the exit status is that of
-/// out_of_memory.
+/// Under such a limit, makes a crash (SIGSEGV, SIGBUS, SIGABRT, SIGILL) report the limit and exit with the status of
+/// out_of_memory. No effect if the address space is unlimited.
 void explain_crashes_under_a_limit();
 
 }  // namespace md

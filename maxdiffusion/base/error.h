@@ -38,7 +38,7 @@ template <class... A>
   throw Error(code, fmt::format(text, std::forward<A>(args)...));
 }
 
-/// What the caller owes. The arguments are only formatted on failure.
+/// Throws an Error unless `ok`; for conditions that the caller must meet. The arguments are only formatted on failure.
 template <class... A>
 void check(bool ok, Code code, fmt::format_string<A...> text, A&&... args) {
   if (!ok) [[unlikely]]

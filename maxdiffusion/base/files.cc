@@ -39,7 +39,7 @@ std::string folder_of(const std::string& path) {
   return f.empty() ? "." : f;
 }
 
-/// Maps of files, by their first address. Never destroyed: arrays that borrow from one may outlive it.
+/// Memory maps of files, by start address. Never destroyed: arrays that borrow from one may outlive static objects.
 struct Maps {
   std::mutex mutex;
   std::map<uintptr_t, size_t> bytes;
@@ -49,7 +49,7 @@ Maps& maps() {
   return maps;
 }
 
-constexpr size_t kWritten = size_t{64} << 20;  // bytes at a time
+constexpr size_t kWritten = size_t{64} << 20;  // bytes between requests to start writing to disk
 
 }  // namespace
 
@@ -66,7 +66,7 @@ void sync_folder(const std::string& folder) {
 }
 
 int open_to_read(const std::string& path) {
-  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // of a FIFO, open(2) would wait for a writer
+  const int fd = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);  // open(2) of a FIFO would wait for a writer
   if (fd < 0) fail_io("open", path);
   struct stat st {};
   const bool regular = ::fstat(fd, &st) == 0 && S_ISREG(st.st_mode);
@@ -136,27 +136,27 @@ void make_folders(const std::string& path) {
 
 void check_writable(const std::string& folder, std::string_view key) {
   std::error_code ec;
-  std::filesystem::path there = std::filesystem::absolute(folder);
-  while (!std::filesystem::exists(there, ec) && there.has_relative_path()) there = there.parent_path();
+  std::filesystem::path existing = std::filesystem::absolute(folder);
+  while (!std::filesystem::exists(existing, ec) && existing.has_relative_path()) existing = existing.parent_path();
   try {
-    check(std::filesystem::is_directory(there, ec), Code::io, "write into '{}': not a folder", there.string());
-    const std::string probe = fmt::format("{}/.writable-{}", there.string(), ::getpid());
+    check(std::filesystem::is_directory(existing, ec), Code::io, "write into '{}': not a folder", existing.string());
+    const std::string probe = fmt::format("{}/.writable-{}", existing.string(), ::getpid());
     const int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
-    if (fd < 0) fail_io("write into", there);
+    if (fd < 0) fail_io("write into", existing);
     const bool written = ::write(fd, "x", 1) == 1;
     const int error = errno;
     ::close(fd);
     ::unlink(probe.c_str());
-    if (!written) fail_io("write into", there, error);
+    if (!written) fail_io("write into", existing, error);
   } catch (Error& e) {
     throw e.note(fmt::format("{} is '{}'", key, folder));
   }
 }
 
-FileWriter::FileWriter(const std::string& path, Open how) : path_(path) {
+FileWriter::FileWriter(const std::string& path, Open mode) : path_(path) {
   struct stat st {};
   if (::stat(path.c_str(), &st) == 0 && S_ISFIFO(st.st_mode)) fail(Code::io, "write '{}': not a regular file", path);
-  fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (how == Open::append ? O_APPEND : O_TRUNC), 0644);
+  fd_ = ::open(path.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | (mode == Open::append ? O_APPEND : O_TRUNC), 0644);
   if (fd_ < 0) fail_io("create", path);
 }
 
@@ -174,7 +174,7 @@ void FileWriter::write(const void* data, size_t size) {
       if (errno == EINTR) continue;
       fail_io("write", path_);
     }
-    // The disk begins now, not at close(), and there is never much that waits for it.
+    // Starts writing to disk now, not at close(), so that little is pending then.
     const auto end = static_cast<size_t>(std::max<off_t>(::lseek(fd_, 0, SEEK_CUR), n)),
                begin = end - static_cast<size_t>(n);
     if (end / kWritten > begin / kWritten) ::sync_file_range(fd_, 0, 0, SYNC_FILE_RANGE_WRITE);
@@ -204,8 +204,8 @@ void release_pages(const void* data, size_t bytes) {
   if (bytes == 0 || map == maps().bytes.begin()) return;
   --map;
   if (begin + bytes > map->first + map->second) return;
-  const uintptr_t first = begin / page * page;
-  ::madvise(reinterpret_cast<void*>(first), begin + bytes - first, MADV_DONTNEED);
+  const uintptr_t before = begin % page;  // bytes of the first page before `begin`
+  ::madvise(const_cast<std::byte*>(static_cast<const std::byte*>(data)) - before, before + bytes, MADV_DONTNEED);
 }
 
 HostArray cast_and_release(const HostArray& a, DType to) {
@@ -216,7 +216,7 @@ HostArray cast_and_release(const HostArray& a, DType to) {
 
 void write_file_atomic(const std::string& path, std::string_view content) {
   const WholeFile whole;
-  static std::atomic<int64_t> writes = 0;  // threads may write one file at a time
+  static std::atomic<int64_t> writes = 0;  // several threads may write one file at once
   std::string temporary = fmt::format("{}.tmp-{}-{}", path, ::getpid(), writes++);
   try {
     FileWriter w(temporary);

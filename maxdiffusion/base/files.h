@@ -26,7 +26,7 @@ void write_file_atomic(const std::string& path, std::string_view content);
 class FileWriter {
  public:
   enum class Open { truncate, append };
-  explicit FileWriter(const std::string& path, Open how = Open::truncate);
+  explicit FileWriter(const std::string& path, Open mode = Open::truncate);
   ~FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
@@ -48,7 +48,8 @@ struct MappedFile {
   size_t size = 0;
 };
 MappedFile map_file(const std::string& path);
-/// Calls take(bytes) for consecutive chunks of a file, of `most` bytes except the last, without mapping it.
+/// Calls take(bytes) for consecutive chunks of a file, without mapping it. Each chunk has `most` bytes, the last may
+/// have fewer.
 void read_chunks(const std::string& path, size_t most, const std::function<void(std::string_view)>& take);
 
 /// Hash of bytes (xxHash3, 128 bits) as 32 hex digits; for caches and fingerprints.

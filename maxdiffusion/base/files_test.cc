@@ -64,7 +64,7 @@ TEST(Files, ErrorsNameThePath) {
 TEST(Files, WhatCannotBeWrittenIntoIsNamedWithItsKey) {
   TemporaryFolder folder;
   check_writable(folder / "a/b", "output_dir");
-  EXPECT_EQ(files_in(folder.path()), 0);  // nothing is made
+  EXPECT_EQ(files_in(folder.path()), 0);  // nothing is written
   write_file_atomic(folder / "file", "x");
   try {
     check_writable(folder / "file/sub", "output_dir");

@@ -65,7 +65,7 @@ constexpr Small kF16{5, 10, false}, kE4M3{4, 3, true}, kE5M2{5, 2, false};
 
 }  // namespace
 
-// The same without branches, from and to the bits of a float.
+// The same without branches, on the bits of a float.
 
 struct F32 {
   using Bits = uint32_t;
@@ -82,14 +82,14 @@ struct Bf16 {
   }
 };
 
-/// `Small` with its sizes known to the compiler.
+/// `Small` with sizes known at compile time.
 template <class B, int E, int M, bool kFiniteOnly>
 struct SmallFloat {
   using Bits = B;
   static constexpr int kBias = (1 << (E - 1)) - 1;
   static constexpr uint32_t kAll = (1u << (E + M)) - 1, kInfinity = ((1u << E) - 1) << M;
   static constexpr uint32_t kNan = kFiniteOnly ? kAll : kInfinity | (1u << (M - 1));
-  static constexpr uint32_t kExponents = uint32_t{127 - kBias} << 23;        // a float's less this one's
+  static constexpr uint32_t kExponents = uint32_t{127 - kBias} << 23;        // difference of the exponent biases
   static constexpr uint32_t kSpacing = uint32_t{127 + 1 - kBias - M} << 23;  // of subnormals, as a float
 
   static uint32_t widened(uint32_t bits) {
@@ -138,7 +138,7 @@ Convert conversion_from(DType to) {
     default: return nullptr;
   }
 }
-/// Null without vector code.
+/// A vectorized conversion; null if there is none.
 Convert conversion(DType from, DType to) {
   switch (from) {
     case DType::f32: return conversion_from<F32>(to);
@@ -193,7 +193,7 @@ void store_element(DType t, void* p, double v) {
     case DType::f8e4m3fn: return store<uint8_t>(p, encode(kE4M3, v));
     case DType::f8e5m2: return store<uint8_t>(p, encode(kE5M2, v));
     case DType::bf16: {
-      // Rounding twice (double → float → bf16) could differ from once only where double has more bits than float.
+      // Rounding twice (double → float → bf16) differs from rounding once only for values that float cannot represent.
       uint16_t b = float_to_bf16(static_cast<float>(v));
       std::memcpy(p, &b, 2);
       return;

@@ -21,8 +21,8 @@ float f16_to_float(uint16_t bits);
 /// One element at `data` of type t as double (pred: 0 or 1), and back (integers: truncated towards zero).
 double load_element(DType t, const void* data);
 void store_element(DType t, void* data, double value);
-/// store_element of load_element for n elements, with the same bits (but bf16 to f32 leaves a NaN's as they are).
-/// Vectorized between f32 and the small floats.
+/// Converts n elements as store_element(load_element) does, bit for bit; only bf16 to f32 differs, which keeps the bits
+/// of a NaN. Vectorized between f32 and the small floats.
 void convert_elements(DType from, const void* in, DType to, void* out, size_t n);
 
 }  // namespace md

@@ -1,4 +1,4 @@
-// Small floats against definitions: every bit pattern, every midpoint of two neighbours.
+// Compares small floats with their definitions: every bit pattern, every midpoint of two neighbours.
 #include "maxdiffusion/base/half.h"
 
 #include <gtest/gtest.h>
@@ -42,14 +42,14 @@ TEST_P(SmallFloat, EveryValueSurvivesLoadAndStore) {
 
 TEST_P(SmallFloat, MidpointsGoToTheEvenNeighbour) {
   DType t = GetParam();
-  uint32_t patterns = size_of(t) == 1 ? 128 : 32768;  // not negative, in rising order
+  uint32_t patterns = size_of(t) == 1 ? 128 : 32768;  // non-negative, ascending
   for (uint32_t bits = 0; bits + 1 < patterns; ++bits) {
     double low = load_bits(t, bits), high = load_bits(t, bits + 1);
     if (!std::isfinite(low) || !std::isfinite(high)) continue;
     double middle = (low + high) / 2;
     uint32_t even = bits % 2 == 0 ? bits : bits + 1;
     ASSERT_EQ(store_bits(t, middle), even) << middle;
-    // A hair as large as a float can hold: bf16 is rounded through float.
+    // The next representable float above or below: bf16 is rounded through float.
     auto hair = [](double v, float to) { return static_cast<double>(std::nextafterf(static_cast<float>(v), to)); };
     ASSERT_EQ(store_bits(t, hair(middle, -1)), bits) << middle;
     ASSERT_EQ(store_bits(t, hair(middle, kInf)), bits + 1) << middle;
@@ -64,13 +64,13 @@ TEST(SmallFloats, KnownBits) {
   EXPECT_EQ(float_to_bf16(1.0f), 0x3f80);
   EXPECT_EQ(float_to_bf16(-0.0f), 0x8000);
   EXPECT_EQ(float_to_bf16(kInf), 0x7f80);
-  EXPECT_EQ(float_to_bf16(3.4e38f), 0x7f80);  // nearer to 2^128 than to the largest
+  EXPECT_EQ(float_to_bf16(3.4e38f), 0x7f80);  // nearer to 2^128 than to the largest finite value
   EXPECT_EQ(float_to_f16(65504.0f), 0x7bff);
   EXPECT_EQ(float_to_f16(65519.9f), 0x7bff);
   EXPECT_EQ(float_to_f16(65520.0f), 0x7c00);
   EXPECT_EQ(float_to_f16(5.9604645e-8f), 0x0001);
   EXPECT_EQ(store_bits(DType::f8e4m3fn, 448), 0x7e);
-  EXPECT_EQ(store_bits(DType::f8e4m3fn, 1e9), 0x7f);  // no infinity: NaN
+  EXPECT_EQ(store_bits(DType::f8e4m3fn, 1e9), 0x7f);  // the type has no infinity: NaN
   EXPECT_EQ(store_bits(DType::f8e4m3fn, -kInf), 0xff);
   EXPECT_EQ(store_bits(DType::f8e5m2, 57344), 0x7b);
   EXPECT_EQ(store_bits(DType::f8e5m2, 1e9), 0x7c);
@@ -84,7 +84,7 @@ TEST(SmallFloats, NanStaysNan) {
   }
 }
 
-#ifdef __FLT16_MAX__  // of compilers that know _Float16; clang 14, which reads this for ./run lint, does not
+#ifdef __FLT16_MAX__  // needs a compiler with _Float16; clang 14, used by ./run lint, has none
 TEST(SmallFloats, F16AgreesWithTheCompilersOwn) {
   std::mt19937_64 rng(1);
   for (int i = 0; i < 200000; ++i) {
@@ -96,8 +96,8 @@ TEST(SmallFloats, F16AgreesWithTheCompilersOwn) {
 }
 #endif
 
-/// Bytes of values of a type: every pattern of up to 16 bits; of f32 each upper half with lower halves around ties of
-/// all the types, and random bits.
+/// Bytes of test values of a type: every bit pattern for types of up to 16 bits; for f32 each upper half with lower
+/// halves around the ties of all types, and random bits.
 std::vector<uint8_t> patterns(DType t) {
   std::vector<uint8_t> bytes;
   const auto add = [&](uint32_t bits) {

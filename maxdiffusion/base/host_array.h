@@ -33,7 +33,7 @@ class HostArray {
   const std::byte* data() const { return data_; }
   /// Throws internal if the bytes are borrowed.
   std::byte* mutable_data();
-  /// Whether the bytes were allocated for an array and this object is their only owner.
+  /// Whether this object is the only owner of bytes that a HostArray allocated (not borrowed).
   bool sole() const { return owned_ && owner_.use_count() == 1; }
   /// Keeps the bytes alive; for asynchronous transfers.
   const std::shared_ptr<const void>& owner() const { return owner_; }

@@ -94,11 +94,11 @@ HostArray block(const HostArray& a, int64_t row, int64_t rows, int64_t from, int
 
 void set_block(HostArray& whole, int64_t row, int64_t from, const HostArray& part) {
   const int64_t length = whole.dims()[1], count = part.dims()[1];
-  const int64_t rows = std::min(part.dims()[0], whole.dims()[0] - row), kept = std::min(count, length - from);
+  const int64_t rows = std::min(part.dims()[0], whole.dims()[0] - row), columns = std::min(count, length - from);
   const size_t element = part.bytes() / static_cast<size_t>(part.dims()[0] * count);
   for (int64_t i = 0; i < rows; ++i)
     std::memcpy(whole.mutable_data() + static_cast<size_t>((row + i) * length + from) * element,
-                part.data() + static_cast<size_t>(i * count) * element, static_cast<size_t>(kept) * element);
+                part.data() + static_cast<size_t>(i * count) * element, static_cast<size_t>(columns) * element);
 }
 
 HostArray repeat_rows(const HostArray& a, int64_t times) {
@@ -151,7 +151,7 @@ HostArray with_axes(const HostArray& a, const Axes& order) {
   HostArray out(Shape{a.shape().dtype, in_order(from, order)});
   if (out.bytes() == 0) return out;
   const size_t size = size_of(a.shape().dtype);
-  Dims strides(from.size(), 1);  // of `a`, in elements
+  Dims strides(from.size(), 1);  // of axes of `a`, in elements
   for (size_t i = from.size(); i-- > 1;) strides[i - 1] = strides[i] * from[i];
   strides = in_order(strides, order);
   const Dims& to = out.dims();

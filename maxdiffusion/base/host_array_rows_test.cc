@@ -10,7 +10,7 @@
 namespace md {
 namespace {
 
-/// 0, 1, 2, …
+/// An array with the values 0, 1, 2, …
 HostArray counted(Dims dims) {
   HostArray a(Shape{DType::f32, std::move(dims)});
   auto v = a.mutable_view<float>();

@@ -50,7 +50,7 @@ TEST(HostArray, BorrowedBytesAreReadOnlyAndKeepTheirOwner) {
 }
 
 TEST(HostArray, CastRoundsToNearestEven) {
-  std::vector<float> values = {1.0f, 1.00390625f, 1.01171875f, -3.5f};  // second and third lie midway in bf16
+  std::vector<float> values = {1.0f, 1.00390625f, 1.01171875f, -3.5f};  // the second and third are midpoints in bf16
   HostArray a = HostArray::of<float>(Shape{DType::f32, {4}}, values);
   EXPECT_EQ(a.cast(DType::bf16).to_doubles(), (std::vector<double>{1.0, 1.0, 1.015625, -3.5}));
   EXPECT_EQ(a.cast(DType::bf16).cast(DType::f32).dtype(), DType::f32);

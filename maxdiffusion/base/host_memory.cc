@@ -43,15 +43,15 @@ struct Memory {
   }
 };
 
-/// The limits of a cgroup and of those above it, of version 1 or 2.
-void take_cgroups(Memory& m, const fs::path& root, const std::string& own, bool second) {
+/// Reads the limits of a cgroup and its ancestors, version 1 or 2.
+void read_cgroups(Memory& m, const fs::path& root, const std::string& cgroup, bool second) {
   const char *limit = second ? "memory.max" : "memory.limit_in_bytes",
-             *usage = second ? "memory.current" : "memory.usage_in_bytes", *kept = second ? "" : "total_";
+             *usage = second ? "memory.current" : "memory.usage_in_bytes", *prefix = second ? "" : "total_";
   const auto files = [&](const fs::path& at) {  // page cache, which is reclaimable
-    return number_after(at / "memory.stat", kept + std::string("inactive_file ")) +
-           number_after(at / "memory.stat", kept + std::string("active_file "));
+    return number_after(at / "memory.stat", prefix + std::string("inactive_file ")) +
+           number_after(at / "memory.stat", prefix + std::string("active_file "));
   };
-  for (fs::path at = root / fs::path(own).relative_path();; at = at.parent_path()) {
+  for (fs::path at = root / fs::path(cgroup).relative_path();; at = at.parent_path()) {
     if (const auto most = number_in(at / limit)) m.take(*most, *most - number_in(at / usage).value_or(0) + files(at));
     if (at == root || at.string().size() <= root.string().size()) return;
   }
@@ -70,8 +70,8 @@ Memory memory() {
     const size_t first = line.find(':'), last = line.find(':', first + 1);
     if (first == std::string::npos || last == std::string::npos) continue;
     const std::string controllers = "," + line.substr(first + 1, last - first - 1) + ",", path = line.substr(last + 1);
-    if (controllers == ",,") take_cgroups(m, "/sys/fs/cgroup", path, true);
-    if (controllers.find(",memory,") != std::string::npos) take_cgroups(m, "/sys/fs/cgroup/memory", path, false);
+    if (controllers == ",,") read_cgroups(m, "/sys/fs/cgroup", path, true);
+    if (controllers.find(",memory,") != std::string::npos) read_cgroups(m, "/sys/fs/cgroup/memory", path, false);
   }
   return m;
 }

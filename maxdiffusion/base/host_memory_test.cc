@@ -23,7 +23,7 @@ TEST(HostMemory, IsWhatALimitLeaves) {
   EXPECT_EQ(memory_limit(), limit);
   EXPECT_LE(free_memory(), kRoom);
   EXPECT_GT(free_memory(), kRoom / 2);
-  const std::vector<char> taken(size_t{30} << 20);
+  const std::vector<char> allocated(size_t{30} << 20);
   EXPECT_LE(free_memory(), kRoom - (int64_t{30} << 20));
   ASSERT_EQ(setrlimit(RLIMIT_AS, &before), 0);
 }

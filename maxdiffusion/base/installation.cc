@@ -45,7 +45,7 @@ std::vector<fs::path> run_path() {
   return folders;
 }
 
-/// Folders of our libraries: beside the program, and its run path.
+/// Folders of this project's libraries: the program's folder, and its run path.
 const std::vector<fs::path>& part_folders() {
   static const std::vector<fs::path> folders = [] {
     std::vector<fs::path> all = run_path();
@@ -78,8 +78,8 @@ void add_python_packages(const fs::path& prefix, std::vector<std::string>& folde
 
 const std::string& program_name() {
   static const std::string name = [] {
-    const char* given = std::getenv("MAXDIFFUSION_STARTED_AS");
-    return std::string(given && *given ? given : "maxdiffusion");
+    const char* started_as = std::getenv("MAXDIFFUSION_STARTED_AS");
+    return std::string(started_as && *started_as ? started_as : "maxdiffusion");
   }();
   return name;
 }

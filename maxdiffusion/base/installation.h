@@ -1,5 +1,5 @@
-// Where this program is installed, what is installed with it, and what users type to start it. Nothing of it is known
-// when the program is built: folders are found from the program's own, so that an installed one may be moved.
+// Where this program is installed, what is installed with it, and the command that starts it. Folders are found at run
+// time, relative to the program's own, so that an installation can be moved.
 #pragma once
 
 #include <string>
@@ -7,23 +7,23 @@
 
 namespace md {
 
-/// What users type to start this program: "./run" where the script of a checkout started it, else "maxdiffusion".
+/// The command that started this program: "./run" if a checkout's script did, else "maxdiffusion".
 const std::string& program_name();
 
-/// A library of ours by its file's name: next to the program, as in a build, or where its linker looks for libraries,
-/// as in PREFIX/lib/maxdiffusion. The name itself where there is none.
+/// Path of one of this project's shared libraries. Searches the program's own folder (a build) and the folders of its
+/// dynamic linker (PREFIX/lib/maxdiffusion). Returns `name` unchanged if neither has it.
 std::string part_file(const std::string& name);
 
-/// A file that came with the program: PREFIX/share/maxdiffusion/NAME, or NAME of the checkout that the program was
-/// built in. Empty where there is none.
+/// Path of a file installed with the program: PREFIX/share/maxdiffusion/NAME, or NAME in the checkout that the program
+/// was built in. Empty if neither exists.
 std::string shipped_file(const std::string& name);
-/// The same, else the first of `others` that is there, else the first of them.
+/// As shipped_file; if there is none, the first of `others` that exists, else the first of `others`.
 std::string shipped_file_or(const std::string& name, const std::vector<std::string>& others);
 
-/// Folders that may hold wheels unpacked, best first: those that the program came with, the one of its build, and the
-/// packages of Pythons that it was installed into.
+/// Folders that may hold unpacked wheels, best first: those installed with the program, that of its build, and the
+/// packages of Pythons that the program is installed into.
 const std::vector<std::string>& wheel_folders();
-/// A file of a wheel, or empty where no folder has it.
+/// Path of a file of a wheel; empty if no folder has it.
 std::string wheel_file(const std::string& name);
 
 }  // namespace md

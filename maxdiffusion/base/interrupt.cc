@@ -10,32 +10,34 @@
 namespace md {
 namespace {
 
-// Read and written by a handler: without locks. `own`: the signal that this process received; `shared`: the result of
-// interrupt_signal().
-std::atomic<int> first_signal = 0, own = 0, shared = 0, graceful = 0, files = 0;
+// Accessed by a signal handler, so without locks. `local_signal`: the signal that this process received; `shared`: the
+// result of interrupt_signal().
+std::atomic<int> first_signal = 0, local_signal = 0, shared = 0, graceful = 0, files = 0;
 std::atomic<bool> agreed = false;
+std::atomic<const char*> what_stops = "";  // of the newest GracefulStop
 static_assert(std::atomic<bool>::is_always_lock_free);
 static_assert(std::atomic<int>::is_always_lock_free);
+static_assert(std::atomic<const char*>::is_always_lock_free);
 
 const char* name_of(int signal) { return signal == SIGINT ? "SIGINT" : "SIGTERM"; }
 
-/// Only what a handler may do.
-void say(std::initializer_list<std::string_view> parts) {
+/// Only calls async-signal-safe functions.
+void print(std::initializer_list<std::string_view> parts) {
   for (std::string_view part : parts) [[maybe_unused]] const auto n = ::write(STDERR_FILENO, part.data(), part.size());
 }
 
 void handle(int signal) {
   const int error = errno;
   if (first_signal.exchange(signal) != 0) {
-    say({name_of(signal), " again: stopped\n"});
+    print({name_of(signal), " again: stopped\n"});
     ::_exit(128 + signal);
   }
   if (graceful > 0) {
-    own = signal;
+    local_signal = signal;
     if (!agreed) shared = signal;
-    say({name_of(signal), ": finishing and saving this step; send it again to stop at once\n"});
+    print({name_of(signal), ": ", what_stops.load(), "; send it again to stop at once\n"});
   } else {
-    say({"stopped by ", name_of(signal), "\n"});
+    print({"stopped by ", name_of(signal), "\n"});
     if (files == 0) ::_exit(128 + signal);
   }
   errno = error;
@@ -58,7 +60,7 @@ void handle_interrupts() {
 int interrupt_signal() { return shared; }
 
 void share_interrupts() { agreed = true; }
-int local_interrupt_signal() { return own; }
+int local_interrupt_signal() { return local_signal; }
 void set_shared_interrupt(int signal) { shared = signal; }
 
 const char* interrupt_name() { return name_of(shared); }
@@ -67,13 +69,16 @@ void check_interrupt(std::string_view doing) {
   if (shared != 0) throw Interrupted(fmt::format("stopped by {}: {}", interrupt_name(), doing));
 }
 
-GracefulStop::GracefulStop() { ++graceful; }
+GracefulStop::GracefulStop(const char* doing) {
+  what_stops = doing;
+  ++graceful;
+}
 GracefulStop::~GracefulStop() { --graceful; }
 
 WholeFile::WholeFile() { ++files; }
 WholeFile::~WholeFile() {
   // Handle a signal that arrived meanwhile.
-  if (--files == 0 && first_signal != 0 && own == 0) ::_exit(128 + first_signal);
+  if (--files == 0 && first_signal != 0 && local_signal == 0) ::_exit(128 + first_signal);
 }
 
 }  // namespace md

@@ -30,10 +30,11 @@ class Interrupted : public Error {
 /// Throws Interrupted, naming the operation, if a signal arrived while a GracefulStop is alive.
 void check_interrupt(std::string_view doing);
 
-/// While one is alive, the first signal only sets interrupt_signal().
+/// While one is alive, the first signal only sets interrupt_signal(), and prints what the program does before it ends.
 class GracefulStop {
  public:
-  GracefulStop();
+  /// `doing`: a literal.
+  explicit GracefulStop(const char* doing = "finishing and saving this step");
   ~GracefulStop();
   GracefulStop(const GracefulStop&) = delete;
   GracefulStop& operator=(const GracefulStop&) = delete;

@@ -12,7 +12,7 @@
 namespace md {
 namespace {
 
-std::mutex mutex;  // orders everything that this file prints
+std::mutex mutex;  // serializes all output of this file
 std::string line_prefix;
 std::string status_line;  // current status line of the terminal
 
@@ -21,16 +21,16 @@ constexpr const char* kEraseLine = "\r\x1b[K";
 void erase_status() {
   if (!status_line.empty()) std::fputs(kEraseLine, stderr);
 }
-void draw_status() {
+void print_status() {
   if (!status_line.empty()) std::fputs(status_line.c_str(), stderr);
   std::fflush(stderr);
 }
 
 spdlog::logger& logger() {
   static std::shared_ptr<spdlog::logger> l = [] {
-    auto made = spdlog::stderr_color_mt("md");
-    made->set_pattern("%^%L%$ %H:%M:%S %v");
-    return made;
+    auto created = spdlog::stderr_color_mt("md");
+    created->set_pattern("%^%L%$ %H:%M:%S %v");
+    return created;
   }();
   return *l;
 }
@@ -67,15 +67,15 @@ void log_line(LogLevel level, std::string_view text) {
   erase_status();
   const std::string line = line_prefix + std::string(text);
   logger().log(level_of(level), spdlog::string_view_t(line.data(), line.size()));
-  draw_status();
+  print_status();
 }
 
 void log_line_once(LogLevel level, const std::string& text) {
   static std::mutex guard;
-  static std::set<std::string> said;
+  static std::set<std::string> logged;
   {
     std::lock_guard lock(guard);
-    if (!said.insert(text).second) return;
+    if (!logged.insert(text).second) return;
   }
   log_line(level, text);
 }
@@ -84,14 +84,14 @@ void print_line(std::string_view text) {
   std::lock_guard lock(mutex);
   erase_status();
   fmt::print(stderr, "{}\n", text);
-  draw_status();
+  print_status();
 }
 
 void set_status_line(std::string_view text) {
   std::lock_guard lock(mutex);
   erase_status();
   status_line = text;
-  draw_status();
+  print_status();
 }
 
 }  // namespace md

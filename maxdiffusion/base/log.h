@@ -18,7 +18,7 @@ bool logs(LogLevel level);
 void set_log_prefix(std::string prefix);
 std::string log_prefix();
 void log_line(LogLevel level, std::string_view text);
-/// As log_line, but each text is logged once per process.
+/// Like log_line, but each text is logged once per process.
 void log_line_once(LogLevel level, const std::string& text);
 /// A line on stderr without level or time.
 void print_line(std::string_view text);

@@ -8,7 +8,7 @@
 namespace md {
 namespace {
 
-/// Edit distance with neighbours swapped counted as one edit.
+/// Edit distance; a swap of adjacent letters counts as one edit.
 size_t edit_distance(const std::string& a, const std::string& b) {
   std::vector<std::vector<size_t>> d(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) d[i][0] = i;
@@ -30,7 +30,7 @@ std::string nearest(const std::string& word, const std::vector<std::string>& kno
     std::ranges::transform(s, s.begin(), [](unsigned char c) { return std::tolower(c); });
     return s;
   };
-  // A third of the letters may differ: beyond that a guess is noise.
+  // At most a third of the letters may differ.
   size_t best = std::max<size_t>(1, word.size() / 3) + 1;
   std::string found;
   for (const auto& k : known) {

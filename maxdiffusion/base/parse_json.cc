@@ -16,11 +16,11 @@ using nlohmann::json;
 constexpr std::string_view kWords[] = {"-Infinity", "Infinity", "NaN"};
 constexpr double kValues[] = {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(),
                               std::numeric_limits<double>::quiet_NaN()};
-/// Marks a string that replaces one of these names.
+/// Prefix of a string that replaces one of these words.
 constexpr std::string_view kEscapedMark = "\\u0001";
 constexpr char kMark = '\1';
 
-/// The text with such words as strings; empty: it has none.
+/// The text with these words replaced by strings; empty if it contains none.
 std::string without_words(std::string_view text) {
   std::string out;
   bool quoted = false, found = false;
@@ -36,10 +36,10 @@ std::string without_words(std::string_view text) {
         continue;
       }
     }
-    const size_t taken = quoted && rest[0] == '\\' ? std::min<size_t>(2, rest.size()) : 1;
+    const size_t length = quoted && rest[0] == '\\' ? std::min<size_t>(2, rest.size()) : 1;
     if (rest[0] == '"') quoted = !quoted;
-    out.append(rest.substr(0, taken));
-    i += taken;
+    out.append(rest.substr(0, length));
+    i += length;
   }
   return found ? out : "";
 }

@@ -18,7 +18,7 @@ TEST(ParseJson, NumbersThatPythonWritesAreRead) {
   EXPECT_EQ(j["c"], "say \"NaN\" \\");
   EXPECT_TRUE(std::isnan(j["d"]["e"].get<double>()));
   EXPECT_EQ(parse_json_or_discard(text)["b"], j["b"]);
-  // And are written as Python reads them.
+  // They are written as Python reads them.
   EXPECT_EQ(dump_json(j), R"({"a":-Infinity,"b":[Infinity,1],"c":"say \"NaN\" \\","d":{"e":NaN}})");
   EXPECT_EQ(dump_json({{"a", 1.5}, {"b", "Infinity"}}, 1), "{\n \"a\": 1.5,\n \"b\": \"Infinity\"\n}");
 }

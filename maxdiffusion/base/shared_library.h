@@ -11,12 +11,12 @@
 namespace md {
 
 /// Opens the library `name` of this program until the process ends, and returns the result of its function `maker`.
-/// Throws io if it cannot be opened; the message names `who`, which needs it.
+/// Throws io if it cannot be opened; the message names `needed_by`.
 template <class Interface>
-Interface& open_library(const char* name, const char* maker, const char* who) {
+Interface& open_library(const char* name, const char* maker, const char* needed_by) {
   const std::string file = part_file(name);
   void* library = ::dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
-  check(library != nullptr, Code::io, "{} need {}: {}", who, file, library ? "" : ::dlerror());
+  check(library != nullptr, Code::io, "{} need {}: {}", needed_by, file, library ? "" : ::dlerror());
   const auto make = reinterpret_cast<Interface* (*)()>(::dlsym(library, maker));
   if (make == nullptr) fail(Code::internal, "{} has no {}", file, maker);
   return *make();

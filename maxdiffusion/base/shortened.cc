@@ -7,7 +7,7 @@ namespace md {
 std::string shortened(std::string_view text, size_t most) {
   if (text.size() <= most) return std::string(text);
   size_t end = most;
-  while (end > 0 && (text[end] & 0xC0) == 0x80) --end;  // within a letter
+  while (end > 0 && (text[end] & 0xC0) == 0x80) --end;  // inside a character
   return fmt::format("{}… ({} bytes)", text.substr(0, end), text.size());
 }
 

@@ -1,4 +1,4 @@
-// Lists that may be written as one text.
+// Lists that may be written as one comma-separated text.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace md {
 
-/// Entries, each of which may hold several between commas; without spaces around them, and without empty ones.
+/// Splits each text at commas. Entries lose surrounding spaces; empty ones are dropped.
 std::vector<std::string> split_at_commas(const std::vector<std::string>& texts);
 
 }  // namespace md

@@ -23,7 +23,7 @@ struct Recording {
   TracedThread thread;
 };
 
-/// Recordings of the profile under way; those of threads that have ended stay in it.
+/// Recordings of the active profile, including those of threads that have ended.
 struct Profile {
   std::mutex mutex;
   std::vector<std::shared_ptr<Recording>> recordings;

@@ -25,7 +25,7 @@ void start_tracing();
 /// Finished spans that began after start_tracing(), by thread.
 std::vector<TracedThread> stop_tracing();
 
-/// From construction to destruction, on this thread. Thread safe.
+/// Records the time from construction to destruction on this thread. Thread safe.
 class Span {
  public:
   /// `name`: a string literal. `number` distinguishes spans of one name.

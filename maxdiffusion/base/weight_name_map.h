@@ -16,15 +16,17 @@ struct WeightAlias {
   bool transposed = false;  // whether the file's matrix is transposed
   int64_t ones = 0;         // number of trailing dims of size 1 in the file's array
 
-  std::string whole() const { return prefix + name; }
+  std::string full_name() const { return prefix + name; }
 };
 
 /// Names of one model's weights.
 struct WeightNameMap {
   /// Aliases of the weight published as `name`, the likeliest first; may return none.
-  std::function<std::vector<WeightAlias>(const std::string& name)> of = {};
+  std::function<std::vector<WeightAlias>(const std::string& name)> aliases = {};
   /// Prefixes of names in such files that the model does not need.
   std::vector<std::string> unneeded = {};
+  /// Value of general.architecture in GGUF files of this model; empty: no GGUF files use the names above.
+  std::string architecture = {};
 };
 
 }  // namespace md

@@ -21,7 +21,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Metadata of a part.
+// Keys of a part's metadata.
 constexpr const char *kRange = "samples", *kLeftOut = "left_out", *kChecksum = "checksum";
 std::string range_of(int64_t begin, int64_t end) { return fmt::format("[{}, {})", begin, end); }
 
@@ -44,7 +44,7 @@ std::string fault(const HostArrays& arrays, int64_t samples) {
   return "";
 }
 
-/// What makes the samples of one part unlike those of another, "" if nothing.
+/// How the samples of one part differ from those of another, "" if they have the same form.
 std::string difference(const HostArrays& arrays, const HostArrays& others) {
   for (const auto& [name, a] : others) {
     const auto it = arrays.find(name);
@@ -75,12 +75,12 @@ ArrayCache::ArrayCache(const std::string& folder, const std::string& key, int64_
   const std::string location = below(folder, content_hash(whole_key));
   path_ = local_cache_path(location);
   make_folders(path_);
-  std::map<std::string, FoundFile> there;  // in a bucket, by name
+  std::map<std::string, FoundFile> remote;  // in a bucket, by name
   if (is_remote(folder)) {
     place_ = location;
     for (FoundFile& f : list_all_files(place_))
-      there.emplace(fs::path(split_location(f.location).path).filename(), std::move(f));
-    if (!there.contains("key.txt")) put_text(below(place_, "key.txt"), whole_key);
+      remote.emplace(fs::path(split_location(f.location).path).filename(), std::move(f));
+    if (!remote.contains("key.txt")) put_text(below(place_, "key.txt"), whole_key);
   }
   if (const std::string file = (fs::path(path_) / "key.txt").string(); !exists(file))
     write_file_atomic(file, whole_key);
@@ -90,10 +90,10 @@ ArrayCache::ArrayCache(const std::string& folder, const std::string& key, int64_
   auto last_logged = std::chrono::steady_clock::now();
   parallel_for(parts(), [&](int64_t i, int) {
     const Part p = part(i);
-    const auto found = there.find(fs::path(file_of(p)).filename());
-    const bool here = exists(file_of(p));
-    if (!here && found == there.end()) return;
-    if (!here) get_file(found->second, file_of(p));
+    const auto found = remote.find(fs::path(file_of(p)).filename());
+    const bool is_local = exists(file_of(p));
+    if (!is_local && found == remote.end()) return;
+    if (!is_local) get_file(found->second, file_of(p));
     Stored stored;
     std::string reason;
     try {
@@ -109,7 +109,7 @@ ArrayCache::ArrayCache(const std::string& folder, const std::string& key, int64_
         reason = e.message();
       }
     if (!reason.empty()) log_warning("latent cache: {} is recomputed: {}", file_of(p), reason);
-    if (reason.empty() && found == there.end()) upload(p);
+    if (reason.empty() && found == remote.end()) upload(p);
     ++done;
     const auto now = std::chrono::steady_clock::now();
     if (now - last_logged < std::chrono::seconds(5)) return;

@@ -1,7 +1,7 @@
-// Arrays computed once for every sample of a dataset (latents, text embeddings) and kept on disk. The folder's name is
-// a hash of what the values depend on: the dataset's fingerprint and the encoders. It is filled in parts, each a
-// safetensors file that appears whole or not at all, so an interrupted run continues at the first missing part. Nothing
-// is held in memory but the part that is being written: samples are read through memory maps.
+// Arrays computed once for every sample of a dataset (latents, text embeddings) and cached on disk. The folder's name
+// is a hash of what the values depend on: the dataset's fingerprint and the encoders. The cache is written in parts.
+// Each part is a safetensors file that appears complete or not at all, so an interrupted run continues at the first
+// missing part. Only the part being written is held in memory: samples are read through memory maps.
 //
 //   ArrayCache cache(folder, key, n, 256);
 //   while (auto part = cache.next_missing()) cache.put(*part, encode(part->begin, part->end));
@@ -27,10 +27,10 @@ class ArrayCache {
     int64_t index = 0, begin = 0, end = 0;
   };
 
-  /// Opens or makes `folder`/HASH (of key and sizes). `key`: text that changes whenever the values would; it is written
-  /// to key.txt for people. Every part is read once, on all cores, and compared with its checksum; one that is damaged
-  /// is named in a warning and counts as missing. A folder in a bucket has a copy on this machine
-  /// (storage/local_cache.h), to which parts are fetched, and from which they are put.
+  /// Opens or creates `folder`/HASH (of key and sizes). `key`: text that changes whenever the values would; it is
+  /// written to key.txt for people. Reads every part once, on all cores, and compares it with its checksum; a damaged
+  /// part gets a warning and counts as missing. A folder in a bucket has a copy on this machine
+  /// (storage/local_cache.h); parts are downloaded to it, and uploaded from it.
   ArrayCache(const std::string& folder, const std::string& key, int64_t samples, int64_t part_size = 256);
 
   bool complete() const { return !next_missing(); }
@@ -40,19 +40,20 @@ class ArrayCache {
   const std::string& path() const { return path_; }
   int64_t parts() const { return static_cast<int64_t>(parts_.size()); }
   int64_t parts_present() const;
-  /// Samples of the parts that are there, those without arrays included.
+  /// Samples of the parts present, including those without arrays.
   int64_t samples_present() const;
-  /// Stores the arrays of one part, axis 0 = its samples less those `left_out`, of which only these words are kept.
-  /// Throws io (disk full: the part stays missing), internal for wrong sizes or arrays unlike those of other parts.
+  /// Stores the arrays of one part; axis 0 = its samples without those that are left out. `left_out`: one text per
+  /// omitted sample, the only thing stored of it. Throws io (disk full: the part stays missing), and internal for wrong
+  /// sizes or if names, types or row shapes differ from other parts.
   void put(const Part& part, const HostArrays& arrays, const std::vector<std::string>& left_out = {});
 
-  /// Of a complete cache, the samples that have arrays.
+  /// Number of samples that have arrays. The cache must be complete.
   int64_t size() const;
-  /// The arrays of one of them, by its number among them, without axis 0, borrowed from the memory map.
+  /// The arrays of sample number `sample` among those that have arrays, without axis 0. Borrowed from the memory map.
   HostArrays read(int64_t sample) const;
-  /// Calls `take` for one array of each part, in order.
+  /// Calls `take` with the array `name` of each part, in order.
   void each_part(const std::string& name, const std::function<void(const HostArray&)>& take) const;
-  /// Of all parts, in order.
+  /// The texts of the omitted samples of all parts, in order.
   std::vector<std::string> left_out() const;
 
  private:
@@ -64,16 +65,16 @@ class ArrayCache {
   };
   Part part(int64_t index) const;
   std::string file_of(const Part& part) const;
-  /// Maps a part; throws io saying what is wrong with it. `whole`: also compares its checksum.
+  /// Maps a part. Throws io naming the damage. `whole`: also compares its checksum.
   Stored open(const Part& part, bool whole) const;
   void take(int64_t index, Stored stored);
-  /// Puts a part into the bucket; what fails is a warning.
+  /// Uploads a part to the bucket; logs a warning on failure.
   void upload(const Part& part) const;
 
   std::string path_, place_;  // place_: in a bucket, or ""
   int64_t samples_, part_size_;
   std::vector<Stored> parts_;
-  std::vector<int64_t> first_;  // of each part, its first sample's number among those that have arrays
+  std::vector<int64_t> first_;  // number, among samples that have arrays, of each part's first one
 };
 
 }  // namespace md

@@ -17,7 +17,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Removed when the program ends.
+// Deleted at program exit.
 const TemporaryFolder& root() {
   static const TemporaryFolder folder;
   return folder;
@@ -107,16 +107,16 @@ TEST(ArrayCache, DamagedPartsAreMadeAgain) {
   ASSERT_EQ(files.size(), 5u);
   fs::resize_file(files[1], fs::file_size(files[1]) - 1);
   std::ofstream(files[2]) << "";
-  fs::copy_file(files[0], files[3], fs::copy_options::overwrite_existing);  // another part's samples
+  fs::copy_file(files[0], files[3], fs::copy_options::overwrite_existing);  // the samples of another part
   std::string flipped = read_file(files[4]);
   flipped[flipped.size() - 3] ^= 1;  // one bit of an array
   write_file_atomic(files[4], flipped);
   testing::internal::CaptureStderr();
   ArrayCache again(folder, "key", 25, 5);
-  const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find(files[4] + " is recomputed: its checksum differs from the one that was written"),
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find(files[4] + " is recomputed: its checksum differs from the one that was written"),
             std::string::npos)
-      << said;
+      << log;
   EXPECT_EQ(again.parts_present(), 1);
   EXPECT_EQ(again.samples_present(), 5);
   EXPECT_EQ(fill(again), 4);

@@ -1,7 +1,6 @@
-// One rule keeps checkpoints whole: a name made of digits appears only by a rename of a finished, fsynced folder.
-// Folders under construction or on their way out are ".tmp-<step>-<process id>" (of several processes
-// ".tmp-<step>-shared"); the one that a replacement moved aside, where the file system cannot exchange two names, is
-// ".old-<step>-<process id>".
+// A checkpoint is complete by one rule: a folder whose name is a number only appears by renaming a finished, fsynced
+// folder. Folders being written or removed are ".tmp-<step>-<process id>" (with several processes
+// ".tmp-<step>-shared"). A replaced folder is ".old-<step>-<process id>" if the file system cannot exchange two names.
 #include "maxdiffusion/checkpoint/checkpoint.h"
 
 #include <fcntl.h>
@@ -42,22 +41,22 @@ std::string side_name(const std::string& dir, const char* kind, int64_t step) {
   return fmt::format("{}/.{}-{}-{}", dir, kind, step, ::getpid());
 }
 
-/// Held for as long as a folder is being written; the kernel lets go of it when the process dies, however it dies.
+/// Held while a folder is being written; the kernel releases it when the process ends, however it ends.
 class FolderLock {
  public:
   explicit FolderLock(const std::string& folder)
       : fd_(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)),
-        held_(fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) == 0) {}
+        locked_(fd_ >= 0 && ::flock(fd_, LOCK_EX | LOCK_NB) == 0) {}
   ~FolderLock() {
     if (fd_ >= 0) ::close(fd_);
   }
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
-  bool held() const { return held_; }
+  bool is_locked() const { return locked_; }
 
  private:
   int fd_;
-  bool held_;
+  bool locked_;
 };
 
 /// Removes a folder that is not listed. A failure only costs space, so it is logged, not thrown.
@@ -87,7 +86,7 @@ void clean_leftovers(const std::string& dir) {
     const auto end = name.find('-', 5);
     const auto step = end == std::string::npos ? std::nullopt : step_of(std::string_view(name).substr(5, end - 5));
     if (!step) continue;
-    if (FolderLock lock(f); !lock.held()) continue;  // another process is writing it now
+    if (FolderLock lock(f); !lock.is_locked()) continue;  // another process is writing it
     if (name.starts_with(".old-") && !exists(checkpoint_folder(dir, *step)) && is_whole(f)) {
       log_warning("checkpoint {}: a run was killed while it replaced this checkpoint; the previous one is restored",
                   *step);
@@ -106,12 +105,12 @@ void check_relative(const std::string& path) {
   check(inside, Code::internal, "checkpoint: '{}' is not a path inside its folder", path);
 }
 
-/// A folder under construction, and which of its folders this process has written to.
+/// A folder under construction, and the subfolders that this process has written to.
 class NewFolder {
  public:
   explicit NewFolder(std::string path) : path_(std::move(path)), folders_{path_} {}
   const std::string& path() const { return path_; }
-  /// Path of a file that is about to be written.
+  /// Path of a file that will be written; creates its folder.
   std::string prepare(const std::string& relative) {
     check_relative(relative);
     const fs::path path = fs::path(path_) / relative;
@@ -133,13 +132,13 @@ class NewFolder {
   std::set<std::string> folders_;
 };
 
-/// Which arrays are in which files that one process has written. The others tell it to process 0.
+/// The arrays in each file that one process has written. Other processes send it to process 0.
 struct Written {
-  ShardIndex whole;   // in arrays.safetensors, of process 0
+  ShardIndex whole;   // in arrays.safetensors of process 0
   ShardIndex shards;  // in the process's own file of shards
-  /// In files of components, by array_of_weight.
+  /// In the files of components, by array_of_weight.
   ShardIndex weights;
-  FileChecksums checksums;  // of all files, for the others
+  FileChecksums checksums;  // of all files, for process 0
 
   std::set<std::string> files() const {
     std::set<std::string> names;
@@ -154,20 +153,20 @@ struct Written {
         .dump();
   }
   static Written from(const std::string& text, int64_t process) {
-    const std::string of = fmt::format("what process {} says", process);
+    const std::string source = fmt::format("message of process {}", process);
     const nlohmann::json j = parse_json(text);
     return {.whole = {},
-            .shards = parse_index(j.at("pieces"), of),
-            .weights = parse_index(j.at("weights"), of),
-            .checksums = parse_checksums(j.at("checksums"), of)};
+            .shards = parse_index(j.at("pieces"), source),
+            .weights = parse_index(j.at("weights"), source),
+            .checksums = parse_checksums(j.at("checksums"), source)};
   }
 };
 
-/// What process 0 sends the others when it knows what they have written.
+/// Instructions from process 0 to the others after it has gathered their Written.
 struct Plan {
   std::map<std::string, std::string> renames;
-  std::string token;   // of this write alone
-  bool joint = false;  // whether others than process 0 have written anything
+  std::string token;   // identifies this write
+  bool joint = false;  // whether processes other than 0 have written anything
 
   std::string text() const { return nlohmann::json{{"renames", renames}, {"token", token}, {"joint", joint}}.dump(); }
   static Plan from(const std::string& text) {
@@ -182,7 +181,7 @@ std::string new_token() {
 }
 
 /// Stem of the files that a process writes a component's weights to.
-std::string own_stem(const std::string& component, int64_t process) {
+std::string process_stem(const std::string& component, int64_t process) {
   const std::string stem = weights_stem(fs::path(component).filename());
   return process == 0 ? stem : fmt::format("{}.process-{:05}", stem, process);
 }
@@ -191,7 +190,7 @@ void write_texts(NewFolder& folder, const CheckpointContent& c) {
   for (const auto& [name, text] : c.files) folder.write(name, text);
   for (const auto& [name, file] : c.linked) {
     const std::string to = folder.prepare(name);
-    const fs::path from = fs::weakly_canonical(file);  // the hub's cache is made of symbolic links
+    const fs::path from = fs::weakly_canonical(file);  // the hub's cache consists of symbolic links
     std::error_code ec;
     fs::create_hard_link(from, to, ec);
     if (ec) fs::copy_file(from, to, ec);
@@ -199,12 +198,12 @@ void write_texts(NewFolder& folder, const CheckpointContent& c) {
   }
 }
 
-/// The arrays that this process holds.
-Written write_arrays(NewFolder& folder, const CheckpointContent& c, const CheckpointProcesses& of) {
+/// Writes the arrays that this process holds.
+Written write_arrays(NewFolder& folder, const CheckpointContent& c, const CheckpointProcesses& group) {
   Written written;
   ArraysToWrite whole, shards;
-  const std::string file = shard_file(of.process, of.processes);
-  /// A part of an array of the content, `a`, that is read when it is written.
+  const std::string file = shard_file(group.process, group.processes);
+  /// A part of the array `a` of the content; it is read when it is written.
   const auto part = [&c](const std::string& name, const ShardedArray& a, const Slice& slice) {
     return ArrayToWrite{{a.shape.dtype, slice.size}, [&c, &a, name, slice] {
                           HostArray values = a.read(slice);
@@ -245,11 +244,11 @@ Written write_arrays(NewFolder& folder, const CheckpointContent& c, const Checkp
     }
     if (tensors.size() + none < arrays.size()) {
       for (const auto& [name, a] : arrays) add(array_of_weight(component, name), a);
-    } else if (!tensors.empty() || of.alone()) {
+    } else if (!tensors.empty() || group.alone()) {
       folder.prepare(component + "/weights");
       for (const auto& [tensor, name] :
-           write_sharded_safetensors(folder.path() + "/" + component, own_stem(component, of.process), tensors,
-                                     of.is_coordinator() ? kMaxShardBytes : INT64_MAX)) {
+           write_sharded_safetensors(folder.path() + "/" + component, process_stem(component, group.process), tensors,
+                                     group.is_coordinator() ? kMaxShardBytes : INT64_MAX)) {
         const Shape& shape = tensors.at(tensor).shape;
         written.weights[array_of_weight(component, tensor)] = {
             shape, {{Slice::all(shape.dims), component + "/" + name, tensor}}};
@@ -257,14 +256,14 @@ Written write_arrays(NewFolder& folder, const CheckpointContent& c, const Checkp
     }
   }
   for (const auto& [name, a] : c.state) {
-    if (of.is_coordinator() && a.complete()) {
+    if (group.is_coordinator() && a.complete()) {
       whole[name] = all_of(name, a);
       written.whole[name] = {a.shape, {{Slice::all(a.shape.dims), kArrays, name}}};
     } else {
       add(name, a);
     }
   }
-  if (of.is_coordinator()) write_safetensors(folder.prepare(kArrays), whole);
+  if (group.is_coordinator()) write_safetensors(folder.prepare(kArrays), whole);
   if (!shards.empty()) write_safetensors(folder.prepare(file), shards);
   return written;
 }
@@ -274,21 +273,21 @@ void rename_files(NewFolder& folder, const std::set<std::string>& files, const P
     if (files.contains(from)) rename_durable(folder.path() + "/" + from, folder.prepare(to));
 }
 
-/// Of a component's files, in the order of processes, the names that they get: those of one set of shards or, where the
-/// component is not in diffusers' layout because some of its tensors are `split`, those of files of the training state.
+/// Final names of a component's files, given in process order: those of one set of shards or, if some tensors are
+/// `split` so that the component cannot be in diffusers' layout, those of training state files.
 std::vector<std::string> final_names(const std::string& component, const std::vector<std::string>& files, bool split) {
   std::vector<std::string> names;
   for (size_t i = 0; i < files.size(); ++i) {
     std::string flat = files[i];
     std::replace(flat.begin(), flat.end(), '/', '-');
     names.push_back(split ? "training_state/" + flat
-                          : component + "/" + shard_name(own_stem(component, 0), i, files.size()));
+                          : component + "/" + shard_name(process_stem(component, 0), i, files.size()));
   }
   return names;
 }
 
-/// What process 0 does when it knows what all have written: gives weights the names of one set of shards, makes the
-/// index of what is in shards, and writes what says that the checkpoint is whole.
+/// Runs in process 0 after gathering every process's Written: names weight files as one set of shards, writes the index
+/// of array shards, and finally the state.json that marks the checkpoint as complete.
 Plan join_files(NewFolder& folder, const Written& mine, const std::vector<std::string>& gathered,
                 const std::string& state_json) {
   std::vector<Written> all = {mine};
@@ -297,9 +296,9 @@ Plan join_files(NewFolder& folder, const Written& mine, const std::vector<std::s
   ShardIndex shards, weights;
   std::map<std::string, std::vector<std::string>> components;  // their files, in the order of processes
   for (size_t p = 0; p < all.size(); ++p) {
-    const std::string of = fmt::format("what process {} says", p);
-    merge_index(shards, all[p].shards, of);
-    merge_index(weights, all[p].weights, of);
+    const std::string source = fmt::format("message of process {}", p);
+    merge_index(shards, all[p].shards, source);
+    merge_index(weights, all[p].weights, source);
     for (const auto& [name, a] : all[p].weights) {
       std::vector<std::string>& files = components[fs::path(a.shards[0].file).parent_path()];
       if (std::ranges::count(files, a.shards[0].file) == 0) files.push_back(a.shards[0].file);
@@ -309,7 +308,7 @@ Plan join_files(NewFolder& folder, const Written& mine, const std::vector<std::s
   check_tiled(weights, "write weights");  // no tensor is in two files
   for (const auto& [component, files] : components) {
     const std::string prefix = array_of_weight(component, ""),
-                      index = own_stem(component, 0) + ".safetensors.index.json";
+                      index = process_stem(component, 0) + ".safetensors.index.json";
     const auto first = shards.lower_bound(prefix);
     const bool split = first != shards.end() && first->first.starts_with(prefix);
     const std::vector<std::string> names = final_names(component, files, split);
@@ -338,22 +337,22 @@ Plan join_files(NewFolder& folder, const Written& mine, const std::vector<std::s
     folder.write(kIndex, to_json(shards));
   }
 
-  // Files of others may be in this folder, too.
-  std::set<std::string> own = files_under(folder.path());
+  // The folder may also contain files of other processes.
+  std::set<std::string> local_files = files_under(folder.path());
   FileChecksums sums = {{kState, checksum_of_text(state_json)}};
   for (const Written& one : all)
     for (const auto& [name, sum] : one.checksums) {
       const auto renamed = plan.renames.find(name);
       sums[renamed == plan.renames.end() ? name : renamed->second] = sum;
-      own.erase(name);
+      local_files.erase(name);
     }
-  sums.merge(checksums_of(folder.path(), own));
+  sums.merge(checksums_of(folder.path(), local_files));
   folder.write(kChecksums, to_json(sums));
   folder.write(kState, state_json);
   return plan;
 }
 
-/// Puts `from` in the place of `to`, which exists; afterwards `from` or its like is gone.
+/// Replaces the existing `to` by `from`. Afterwards `from` does not exist.
 void replace_folder(const std::string& dir, int64_t step, const std::string& from, const std::string& to) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_EXCHANGE) == 0) {
     sync_folder(dir);
@@ -373,7 +372,7 @@ void replace_folder(const std::string& dir, int64_t step, const std::string& fro
   remove_quietly(old);
 }
 
-/// By a rename first, so that a kill half way leaves no folder of digits with half its files.
+/// Renames the folder first, so that a process killed half way leaves no checkpoint name with only some files.
 void remove_checkpoint(const std::string& dir, int64_t step) {
   const std::string doomed = side_name(dir, "tmp", step);
   std::error_code ec;
@@ -438,28 +437,28 @@ CheckpointContent read_training_state(const std::string& from) {
 
 namespace {
 
-/// `uploads`: null where `dir` is one folder that all processes see; otherwise each has its own, for a bucket.
-void write_in(const std::string& dir, int64_t step, const CheckpointContent& content, const CheckpointProcesses& of,
+/// `uploads`: null if `dir` is a folder that all processes see; otherwise each process has its own, for a bucket.
+void write_in(const std::string& dir, int64_t step, const CheckpointContent& content, const CheckpointProcesses& group,
               CheckpointUploads* uploads) {
-  const bool is_coordinator = of.is_coordinator(), shared = uploads == nullptr;
+  const bool is_coordinator = group.is_coordinator(), shared = uploads == nullptr;
   check(step >= 0, Code::internal, "checkpoint: step {} is negative", step);
-  check(of.process >= 0 && of.process < of.processes && (of.alone() || of.gather), Code::internal,
-        "checkpoint: process {} of {}{}", of.process, of.processes, of.gather ? "" : ", without a connection");
+  check(group.process >= 0 && group.process < group.processes && (group.alone() || group.gather), Code::internal,
+        "checkpoint: process {} of {}{}", group.process, group.processes, group.gather ? "" : ", without a connection");
   check(!is_coordinator || nlohmann::json::accept(content.state_json), Code::internal,
         "checkpoint {}: state_json is not JSON", step);
   const auto gather = [&](const std::string& mine) {
-    return of.alone() ? std::vector<std::string>{mine} : of.gather(mine);
+    return group.alone() ? std::vector<std::string>{mine} : group.gather(mine);
   };
   make_folders(dir);
-  const std::string temporary = of.alone() || !shared ? side_name(dir, "tmp", step)
-                                                      : fmt::format("{}/.tmp-{}-shared", dir, step),
+  const std::string temporary = group.alone() || !shared ? side_name(dir, "tmp", step)
+                                                         : fmt::format("{}/.tmp-{}-shared", dir, step),
                     target = checkpoint_folder(dir, step);
   const bool makes = is_coordinator || !shared;
   std::error_code ec;
   const auto name_it = [&] {
     if (!exists(target)) return rename_durable(temporary, target);
     const auto replace = [&] { replace_folder(dir, step, temporary, target); };
-    if (uploads) return uploads->between(replace);  // what is put is of one write
+    if (uploads) return uploads->between(replace);  // uploads contain files of one write only
     replace();
   };
   try {
@@ -470,23 +469,23 @@ void write_in(const std::string& dir, int64_t step, const CheckpointContent& con
       make_folders(temporary);
       lock.emplace(temporary);
     }
-    if (shared) gather("");  // the folder is there, and nothing of an earlier write
+    if (shared) gather("");  // the folder exists, without files of an earlier write
     if (is_coordinator) write_texts(folder, content);
-    Written written = write_arrays(folder, content, of);
-    if (is_coordinator && content.more) content.more(temporary);
+    Written written = write_arrays(folder, content, group);
+    if (is_coordinator && content.write_extra_files) content.write_extra_files(temporary);
     if (!is_coordinator) written.checksums = checksums_of(temporary, written.files());
-    const std::vector<std::string> gathered = gather(is_coordinator ? "" : written.text());  // all files are there
+    const std::vector<std::string> gathered = gather(is_coordinator ? "" : written.text());  // all files are written
     Plan plan;
     if (is_coordinator) plan = join_files(folder, written, gathered, content.state_json);
     plan = Plan::from(gather(plan.text()).front());
     if (!is_coordinator) rename_files(folder, written.files(), plan);
-    if (!shared && plan.joint) folder.write(kPart, part_text(plan.token, of.processes));
+    if (!shared && plan.joint) folder.write(kPart, part_text(plan.token, group.processes));
     folder.sync();
     if (!is_coordinator && !shared && plan.joint) name_it();
     if (!is_coordinator && !shared && !plan.joint) fs::remove_all(temporary, ec);
-    gather("");  // all files have their names
+    gather("");  // all files have their final names
     if (is_coordinator) name_it();
-    gather("");  // so has the checkpoint
+    gather("");  // and so has the checkpoint
   } catch (Error& e) {
     if (makes) fs::remove_all(temporary, ec);
     throw e.note(fmt::format("while saving checkpoint {} to '{}'; earlier checkpoints are untouched", step, target));
@@ -504,7 +503,7 @@ void write_checkpoint(const std::string& checkpoint_dir, int64_t step, const Che
 }
 
 struct CheckpointWriter::Impl {
-  std::string dir;  // of this machine
+  std::string dir;  // on this machine
   int keep;
   CheckpointProcesses processes;
   std::unique_ptr<CheckpointUploads> uploads;
@@ -518,7 +517,7 @@ CheckpointWriter::CheckpointWriter(const std::string& checkpoint_dir, int keep, 
     if (impl_->processes.is_coordinator()) clean_leftovers(impl_->dir);
     return;
   }
-  impl_->dir = own_staging(checkpoint_dir, impl_->processes);
+  impl_->dir = process_staging(checkpoint_dir, impl_->processes);
   clean_leftovers(impl_->dir);
   impl_->uploads =
       std::make_unique<CheckpointUploads>(checkpoint_dir, keep, std::move(before_commit), impl_->processes);
@@ -542,7 +541,7 @@ void CheckpointWriter::save(int64_t step, std::function<CheckpointContent()> con
     if (i->uploads) return i->uploads->add(step);
     if (i->keep <= 0 || !i->processes.is_coordinator()) return;
     auto steps = list_checkpoints(i->dir);
-    std::erase(steps, step);  // what was just written stays, whatever its number
+    std::erase(steps, step);  // keeps the checkpoint just written, whatever its number
     for (size_t k = 0; k + static_cast<size_t>(i->keep) <= steps.size(); ++k) remove_checkpoint(i->dir, steps[k]);
   });
 }

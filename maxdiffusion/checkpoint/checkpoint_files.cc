@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr uint64_t kMostTogether = uint64_t{8} << 20;  // bytes of one request
-constexpr int kRequests = 16;                          // at a time
+constexpr int kRequests = 16;                          // concurrent requests
 
 }  // namespace
 
@@ -100,9 +100,9 @@ void CheckpointFiles::fetch(const std::vector<Range>& ranges, uint64_t chunk_byt
     Memory& m = memory(r.name);
     const uint64_t end = std::min<uint64_t>(r.end, m.map.size);
     if (r.begin >= end) continue;
-    m.here.resize((m.map.size - 1) / chunk_bytes + 1);
+    m.fetched.resize((m.map.size - 1) / chunk_bytes + 1);
     for (uint64_t i = r.begin / chunk_bytes; i <= (end - 1) / chunk_bytes; ++i)
-      if (!m.here[i]) chunks[&m].push_back(i);
+      if (!m.fetched[i]) chunks[&m].push_back(i);
   }
   struct Get {
     Memory* memory;
@@ -132,7 +132,7 @@ void CheckpointFiles::fetch(const std::vector<Range>& ranges, uint64_t chunk_byt
       },
       kRequests);
   for (const auto& [m, list] : chunks)
-    for (uint64_t i : list) m->here[i] = true;
+    for (uint64_t i : list) m->fetched[i] = true;
   for (const Get& g : gets) bytes_fetched_ += g.end - g.begin;
 }
 

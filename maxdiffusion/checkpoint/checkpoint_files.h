@@ -1,5 +1,5 @@
-// The files of one checkpoint as memory. On this machine they are mapped. Of one in a bucket there is memory of each
-// file's size, into which only requested ranges are fetched.
+// The files of one checkpoint as memory. Files on this machine are memory-mapped. A file in a bucket gets memory of its
+// size, into which only requested ranges are fetched.
 #pragma once
 
 #include <cstdint>
@@ -23,25 +23,25 @@ class CheckpointFiles {
     uint64_t begin = 0, end = 0;
   };
 
-  /// `folder`: a folder of this machine, or gs:// or s3://, which is listed once.
+  /// `folder`: on this machine, or gs:// or s3://, which is listed once.
   explicit CheckpointFiles(const std::string& folder);
   bool remote() const { return remote_; }
-  /// The file for messages and, on this machine, its path.
+  /// Name of a file for messages; on this machine also its path.
   std::string path_of(const std::string& name) const;
-  /// Bytes of a file by its path relative to the folder; nothing where there is none.
+  /// Size in bytes of a file; `name` is relative to the folder. None if the file does not exist.
   std::optional<uint64_t> size(const std::string& name) const;
   /// Relative paths of the files directly in a folder of the checkpoint, sorted.
   std::vector<std::string> in(const std::string& folder) const;
   /// A whole small file.
   const std::string& text(const std::string& name);
-  /// The file's memory. In a bucket, what was not fetched is zero.
+  /// The file's memory. Bytes of a file in a bucket are zero until they are fetched.
   const MappedFile& map(const std::string& name);
-  /// Pages of files of this machine leave this process's memory; they come again when they are touched.
+  /// Releases the resident pages of memory-mapped files; a later read loads them again.
   void let_go() const;
-  /// Fetches what is not there yet, in whole chunks of `chunk_bytes`, with many requests at a time. Of files on this
-  /// machine there is nothing to fetch.
+  /// Fetches missing ranges in whole chunks of `chunk_bytes`, with many requests at a time. Files on this machine
+  /// need no fetch.
   void fetch(const std::vector<Range>& ranges, uint64_t chunk_bytes);
-  /// From a bucket, texts aside.
+  /// Bytes fetched from a bucket, without those of text().
   uint64_t bytes_fetched() const { return bytes_fetched_; }
 
  private:
@@ -49,7 +49,7 @@ class CheckpointFiles {
     MappedFile map;
     std::byte* data = nullptr;  // of a file in a bucket
     std::shared_ptr<const InputFile> input;
-    std::vector<bool> here;  // chunks
+    std::vector<bool> fetched;  // chunks
   };
   Memory& memory(const std::string& name);
 

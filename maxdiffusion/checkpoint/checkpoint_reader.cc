@@ -22,9 +22,10 @@ Slice with_layer(const Slice& slice, int64_t layer) {
 
 }  // namespace
 
-CheckpointReader::CheckpointReader(const std::string& folder, FromBucket how)
+CheckpointReader::CheckpointReader(const std::string& folder, FromBucket mode)
     : origin_(folder),
-      folder_(how == FromBucket::copies ? local_checkpoint(folder, CheckpointPart::component, kTrainingState) : folder),
+      folder_(mode == FromBucket::copies ? local_checkpoint(folder, CheckpointPart::component, kTrainingState)
+                                         : folder),
       checksums_(folder_,
                  "a resumed run does not read it: its model and scheduler are those of its model folder; "
                  "give the checkpoint to a new run as pretrained_model_name_or_path to train on with it"),
@@ -49,7 +50,7 @@ bool CheckpointReader::add_component(const std::string& component) {
   checksums_.verify(component, ChecksumsOf::all_but_weights);
   checksums_.verify_sizes(component);
   const std::string prefix = array_of_weight(component, "");
-  if (const auto there = arrays_.lower_bound(prefix); there != arrays_.end() && there->first.starts_with(prefix))
+  if (const auto entry = arrays_.lower_bound(prefix); entry != arrays_.end() && entry->first.starts_with(prefix))
     return true;
   ShardIndex weights;
   for (const std::string& name : checksums_.files().in(component)) {
@@ -90,12 +91,12 @@ const IndexedArray& CheckpointReader::find(const std::string& array) const {
 }
 
 const SafetensorsReader& CheckpointReader::file(const std::string& name) {
-  const auto there = files_.find(name);
-  if (there != files_.end()) return there->second;
+  const auto cached = files_.find(name);
+  if (cached != files_.end()) return cached->second;
   CheckpointFiles& files = checksums_.files();
   checksums_.verify_header(name);
   SafetensorsReader reader = SafetensorsReader::of(files.path_of(name), files.map(name));
-  const auto is_copied = [&](const auto& tensor) {  // because its data is not aligned; others are borrowed
+  const auto is_copied = [&](const auto& tensor) {  // not aligned in the file; others are borrowed
     return tensor.second.data() != files.map(name).data + reader.offset_of(tensor.first);
   };
   if (files.remote() && std::ranges::any_of(reader.tensors(), is_copied)) {
@@ -138,7 +139,7 @@ void CheckpointReader::each_stretch(const std::string& array, const Slice& part,
 
 void CheckpointReader::fetch(const Parts& parts) {
   if (!checksums_.files().remote()) return;
-  // What says how files are laid out is in their first chunks.
+  // The first chunk of a file contains its header.
   std::set<std::string> files;
   for (const auto& [array, slices] : parts)
     for (const FileShard& shard : find(array).shards)
@@ -153,7 +154,7 @@ void CheckpointReader::fetch(const Parts& parts) {
   for (const auto& [array, slices] : parts)
     for (const Slice& slice : slices)
       each_stretch(array, slice, [&](const FileShard& shard, const HostArray&, uint64_t begin, uint64_t end) {
-        // Stretches are many and short; those of a chunk, or of the next, are one range.
+        // Stretches are many and short: those in one chunk, or the next, become one range.
         const bool goes_on = !ranges.empty() && ranges.back().name == shard.file && begin >= ranges.back().begin &&
                              begin / chunk <= (ranges.back().end - 1) / chunk + 1;
         if (goes_on)
@@ -167,14 +168,14 @@ void CheckpointReader::fetch(const Parts& parts) {
 ShardedArray CheckpointReader::read(const std::string& array, const std::vector<Slice>& slices) {
   const IndexedArray& indexed = find(array);
   if (checksums_.files().remote()) fetch({{array, slices}});
-  ShardedArray out{indexed.shape, {}}, here{indexed.shape, {}};
+  ShardedArray out{indexed.shape, {}}, read_shards{indexed.shape, {}};
   std::set<const FileShard*> opened;
   for (const Slice& slice : slices) {
     each_stretch(array, slice, [&](const FileShard& shard, const HostArray& values, uint64_t begin, uint64_t end) {
-      if (opened.insert(&shard).second) here.shards.push_back({shard.slice, values});
+      if (opened.insert(&shard).second) read_shards.shards.push_back({shard.slice, values});
       checksums_.verify_bytes(shard.file, begin, end);
     });
-    out.shards.push_back({slice, here.read(slice)});
+    out.shards.push_back({slice, read_shards.read(slice)});
   }
   return out;
 }

@@ -1,5 +1,5 @@
-// One checkpoint, opened for reading parts of it: what arrays there are is known, and of their bytes those are read
-// that are requested, from whatever files and shards they lie in.
+// Reads parts of one checkpoint. Opening it lists its arrays; only the requested bytes are read, from whichever files
+// and shards hold them.
 #pragma once
 
 #include <cstdint>
@@ -14,44 +14,44 @@
 
 namespace md {
 
-/// How a checkpoint in a bucket is read: files are copied to this machine first, and are found here the next time; or
-/// the requested bytes are fetched into memory.
+/// How a checkpoint in a bucket is read. `copies`: copies files to this machine first, where the next reader finds
+/// them. `ranges`: fetches the requested bytes into memory.
 enum class FromBucket { copies, ranges };
 
-/// Every byte is compared with the checkpoint's checksums before it is used. Errors are io and name the
-/// file that is missing, damaged or not what the index says. Not thread safe.
+/// Compares every byte with the checkpoint's checksums before use. Errors are io and name the file that is missing,
+/// damaged or inconsistent with the index. Not thread safe.
 class CheckpointReader {
  public:
   /// Opens the training state in the folder of a checkpoint, which may be in a bucket.
-  explicit CheckpointReader(const std::string& folder, FromBucket how = FromBucket::copies);
+  explicit CheckpointReader(const std::string& folder, FromBucket mode = FromBucket::copies);
 
-  /// On this machine; of ranges, in the bucket.
+  /// The folder on this machine; with FromBucket::ranges, the one in the bucket.
   const std::string& folder() const { return folder_; }
   const std::string& state_json() const { return state_json_; }
   const ShardIndex& arrays() const { return arrays_; }
   bool contains(const std::string& array) const { return arrays_.contains(array); }
   const Shape& shape(const std::string& array) const { return find(array).shape; }
 
-  /// For a run that resumes, which does not read them: warns of configs that were changed by hand.
+  /// Warns of configs that were edited. A run that resumes calls it, as it does not read them.
   void warn_of_configs();
-  /// Makes the weights of a component known as arrays "weights/<component>/<name>": those of the folder in diffusers'
-  /// layout, where the training state does not have them in shards already. Returns whether there are any.
+  /// Adds the weights of a component as arrays "weights/<component>/<name>": those of its folder in diffusers' layout,
+  /// unless the training state already has them in shards. Returns whether the component has any weights.
   bool add_component(const std::string& component);
-  /// Makes the layers of `array`, in whose name one '*' is their number, known as one array with an axis for
-  /// them.
+  /// Adds an array that stacks the layers of `array` along a new axis. One '*' in the name is the layer's number.
   void add_stack(const std::string& array, int64_t layers);
 
-  /// Parts of arrays that read() will return. Of ranges in a bucket they are fetched now, with many requests at a time.
+  /// Parts of arrays that read() will return. With FromBucket::ranges, fetch() downloads them, with many requests at a
+  /// time.
   using Parts = std::vector<std::pair<std::string, std::vector<Slice>>>;
   void fetch(const Parts& parts);
-  /// These parts of an array, borrowed from the file where that is possible.
+  /// Returns these parts of an array, borrowed from the file if possible.
   ShardedArray read(const std::string& array, const std::vector<Slice>& slices);
   ShardedArray read(const std::string& array) { return read(array, {Slice::all(shape(array).dims)}); }
-  /// Pages of files that are mapped leave this process's memory; they come again when they are touched.
+  /// Releases the resident pages of memory-mapped files; a later read loads them again.
   void let_go_of_files() { checksums_.files().let_go(); }
-  /// Of the files so far; each chunk that checksums are of counts whole, and once.
+  /// Bytes of files read so far. A chunk of the checksums counts as a whole, and once.
   uint64_t bytes_read() const { return checksums_.bytes_read(); }
-  /// All shards of an array, mapped and compared with nothing.
+  /// All shards of an array, memory-mapped and not verified.
   ShardedArray mapped(const std::string& array);
 
  private:

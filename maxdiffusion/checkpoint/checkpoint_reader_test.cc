@@ -1,4 +1,4 @@
-// Parts of checkpoints that several processes wrote: which bytes are read, and that all of them are compared.
+// Checkpoints written by several processes: which bytes the reader reads, and that it verifies all of them.
 #include "maxdiffusion/checkpoint/checkpoint_reader.h"
 
 #include <gtest/gtest.h>
@@ -37,7 +37,7 @@ Slice part(const Dims& dims, size_t axis, int64_t i, int64_t n) {
   return s;
 }
 
-/// A checkpoint of `n` processes, of which each has its rows of everything; chunks of its checksums are one element.
+/// A checkpoint of `n` processes, each of which holds its rows of every array; a checksum covers one element.
 struct Saved {
   TemporaryFolder t;
   std::string folder = t / "5";
@@ -66,7 +66,7 @@ struct Saved {
     fs::remove(folder + "/" + kChecksums);
     write_file_atomic(folder + "/" + kChecksums, to_json(checksums_of(folder, files_under(folder), bytes), bytes));
   }
-  /// Of the file's header, with the length before it.
+  /// Bytes of the file's header, including its length field.
   uint64_t header(const std::string& file) const {
     uint64_t length = 0;
     std::memcpy(&length, read_file(folder + "/" + file).data(), sizeof length);
@@ -77,7 +77,7 @@ struct Saved {
 TEST(CheckpointReader, ReadsTheBytesOfTheRequestedPartsOnly) {
   const Saved s(4);
   CheckpointReader reader(s.folder);
-  EXPECT_EQ(reader.bytes_read(), 0u);  // the index says what there is
+  EXPECT_EQ(reader.bytes_read(), 0u);  // the index holds the shapes
   EXPECT_TRUE(reader.add_component("unet"));
   reader.add_stack("weights/unet/blocks.*.w", 2);
   // Rows 2 and 3 are the second process's; columns 2 and 3 are in all files.
@@ -88,7 +88,7 @@ TEST(CheckpointReader, ReadsTheBytesOfTheRequestedPartsOnly) {
   EXPECT_TRUE(same(reader.read("adam_m/unet/w", {part({8, 6}, 1, 1, 3)}).shards[0].values,
                    ShardedArray(s.moments).read(part({8, 6}, 1, 1, 3))));
   for (int p : {0, 2, 3}) expected += s.header(fmt::format("training_state/pieces-0000{}-of-00004.safetensors", p));
-  expected += sizeof(float[8 - 2][2]);  // two rows were there
+  expected += sizeof(float[8 - 2][2]);  // two rows were read before
   EXPECT_EQ(reader.bytes_read(), expected);
   // One row of each layer, as one array.
   const Slice row{{0, 7, 0}, {2, 1, 4}};
@@ -103,7 +103,7 @@ TEST(CheckpointReader, ReadsTheBytesOfTheRequestedPartsOnly) {
   }()));
   expected += sizeof(float[2][4]);
   EXPECT_EQ(reader.bytes_read(), expected);
-  reader.read("adam_m/unet/w", {part({8, 6}, 1, 1, 3)});  // again
+  reader.read("adam_m/unet/w", {part({8, 6}, 1, 1, 3)});  // second time
   EXPECT_EQ(reader.bytes_read(), expected);
 }
 
@@ -134,7 +134,7 @@ TEST(CheckpointReader, ReadsPartsOfWholeFilesToo) {
   EXPECT_EQ(coarse.bytes_read(), whole(weights) + whole("training_state/arrays.safetensors"));
 }
 
-/// Reads what process `p` of `n` takes; its fault.
+/// Reads the part of process `p` of `n` and returns the error message.
 std::string fault_of(const std::string& folder, int64_t p, int64_t n) {
   try {
     CheckpointReader reader(folder);
@@ -156,7 +156,7 @@ TEST(CheckpointReader, AFlippedBitAnywhereIsFoundWhenRead) {
     int64_t flips = 0, found_by_one = 0;
     for (const auto& f : fs::recursive_directory_iterator(s.folder)) {
       const std::string name = f.path().filename();
-      // Configs may be changed by hand: they are warned about.
+      // Users may edit configs, so a change only causes a warning.
       if (!f.is_regular_file() || name == "checksums.json" || name.ends_with("config.json")) continue;
       const std::string good = read_file(f.path());
       std::fstream file(f.path(), std::ios::in | std::ios::out | std::ios::binary);

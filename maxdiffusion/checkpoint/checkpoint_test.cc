@@ -22,7 +22,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A checkpoint whose every array holds `value`, so that a mixture of two would show.
+/// A checkpoint whose arrays all hold `value`, so that a mix of two checkpoints would show.
 CheckpointContent content_of(float value) {
   CheckpointContent c;
   c.weights["unet"] = {{"conv_in.weight", filled({4, 3}, value)}, {"conv_in.bias", filled({4}, value)}};
@@ -90,7 +90,7 @@ TEST(CheckpointWriter, KeepsTheNewest) {
   for (int64_t step : {1, 2, 3, 4}) w.save(step, [step] { return content_of(static_cast<float>(step)); });
   w.finish();
   EXPECT_EQ(names_in(t.path()), (std::set<std::string>{"3", "4"}));
-  // A run that goes back must not lose what it has just written.
+  // A run that restarts from an older step must keep what it has just written.
   w.save(1, [] { return content_of(1); });
   w.finish();
   EXPECT_EQ(list_checkpoints(t.path()), (std::vector<int64_t>{1, 4}));
@@ -113,7 +113,7 @@ TEST(CheckpointWriter, CleansWhatAKilledRunLeft) {
   write_checkpoint(t.path(), 5, content_of(5));
   write_checkpoint(t.path(), 6, content_of(6));
   fs::create_directories(t / ".tmp-8-1/unet");
-  fs::copy(t / "5", t / ".old-5-1", fs::copy_options::recursive);  // its replacement was finished
+  fs::copy(t / "5", t / ".old-5-1", fs::copy_options::recursive);  // its replacement was complete
   fs::rename(t / "6", t / ".old-6-1");                             // its replacement was not
   CheckpointWriter w(t.path(), 0);
   EXPECT_EQ(names_in(t.path()), (std::set<std::string>{"5", "6"}));
@@ -128,9 +128,9 @@ TEST(Checkpoint, RefusesPathsOutsideItsFolder) {
   EXPECT_FALSE(exists(t / "escape"));
 }
 
-// Faults. The hook counts what would reach the disk: each write, fsync and rename.
+// Disk faults. The hook counts every write, fsync and rename.
 
-/// In memory where there is such a place: these tests fsync thousands of times.
+/// The folder in memory if there is one: these tests call fsync thousands of times.
 std::string fast_parent() { return exists("/dev/shm") ? "/dev/shm" : ""; }
 
 std::atomic<int> calls_left = 0;
@@ -140,7 +140,7 @@ void full_disk(const std::string& path, size_t) {
 
 // P-7
 TEST(CheckpointFaults, AFullDiskAtAnyMomentLosesNothing) {
-  for (int64_t step : {2, 1}) {  // a new step, and one that is there already
+  for (int64_t step : {2, 1}) {  // a new step, and an existing one
     int failures = 0;
     for (int k = 0;; ++k) {
       TemporaryFolder t(fast_parent());
@@ -166,7 +166,7 @@ TEST(CheckpointFaults, AFullDiskAtAnyMomentLosesNothing) {
         EXPECT_NE(error.find("while saving checkpoint"), std::string::npos) << error;
       }
       ASSERT_FALSE(steps.empty()) << k;
-      // Whatever is listed is all old or all new.
+      // Every listed checkpoint is entirely old or entirely new.
       for (int64_t s : steps)
         expect_whole(t.path(), s,
                      s == 2 || read_training_state(t.path(), s).state_json == content_of(2).state_json ? 2 : 1);

@@ -37,13 +37,13 @@ FileChecksum checksum_of_file(const std::string& path, uint64_t chunk_bytes) {
   read_chunks(path, chunk_bytes, [&](std::string_view chunk) {
     sum.bytes += chunk.size();
     all.add(chunk);
-    if (arrays) sum.chunks.push_back(content_hash(chunk));  // while it is in the processor's cache
+    if (arrays) sum.chunks.push_back(content_hash(chunk));  // the chunk is still in the processor's cache
   });
   sum.hash = all.digest();
   return sum;
 }
 
-/// checksum_of_file, once for each file of the disk: weights that no run trains are links in all its checkpoints.
+/// checksum_of_file, once per inode: weights that no run trains are hard links in all checkpoints.
 FileChecksum checksum_once(const std::string& path, uint64_t chunk_bytes) {
   struct stat s {};
   check(::stat(path.c_str(), &s) == 0, Code::io, "read '{}': no such file any more", path);
@@ -66,7 +66,7 @@ bool is_config(const std::string& name) {
   return !name.starts_with("training_state/") && (name == "model_index.json" || name.ends_with("config.json"));
 }
 
-/// Of an object; of none where it is something else.
+/// A member of an object; null if `object` is not one.
 Json member(const Json& object, const char* name) { return object.is_object() ? object.value(name, Json()) : Json(); }
 
 bool is_list_of_texts(const Json& j) {

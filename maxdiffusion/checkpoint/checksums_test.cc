@@ -15,7 +15,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// A checkpoint of step 3, with a linked file and one that `more` writes.
+/// A checkpoint of step 3, with a linked file and one that `write_extra_files` writes.
 struct Saved {
   TemporaryFolder t;
   std::string folder = checkpoint_folder(t / "checkpoints", 3);
@@ -27,7 +27,7 @@ struct Saved {
     c.weights["unet"] = {{"w", a}};
     c.files["unet/config.json"] = "{}";
     c.linked["tokenizer/vocab.json"] = t / "vocab.json";
-    c.more = [](const std::string& to) { write_file_atomic(to + "/lora.txt", "more"); };
+    c.write_extra_files = [](const std::string& to) { write_file_atomic(to + "/lora.txt", "more"); };
     c.state = {{"m", a}};
     c.state_json = "{}";
     write_checkpoint(t / "checkpoints", 3, c);
@@ -51,7 +51,7 @@ std::string fault(const std::function<void()>& f) {
 
 TEST(Checksums, AConfigThatHasChangedIsAWarning) {
   const Saved s;
-  auto said = [&](const std::function<void()>& f) {
+  auto message = [&](const std::function<void()>& f) {
     testing::internal::CaptureStderr();
     EXPECT_EQ(fault(f), "");
     return testing::internal::GetCapturedStderr();
@@ -61,12 +61,12 @@ TEST(Checksums, AConfigThatHasChangedIsAWarning) {
     write_file_atomic(config, text);
     Checksums sums(s.folder, std::string("is what it is: ") + text);
     EXPECT_NE(
-        said([&] { sums.verify(); }).find("'" + config + "' was changed after the checkpoint was written; is what"),
+        message([&] { sums.verify(); }).find("'" + config + "' was changed after the checkpoint was written; is what"),
         std::string::npos);
-    EXPECT_EQ(said([&] { sums.verify_sizes("unet"); }), "");  // once
+    EXPECT_EQ(message([&] { sums.verify_sizes("unet"); }), "");  // reported once
   }
   Checksums resumed(s.folder, "not read");
-  EXPECT_NE(said([&] { resumed.warn_of_configs(); }).find(config), std::string::npos);
+  EXPECT_NE(message([&] { resumed.warn_of_configs(); }).find(config), std::string::npos);
 }
 
 TEST(Checksums, AFlippedBitInAnyFileOfACheckpointIsNamed) {
@@ -83,16 +83,16 @@ TEST(Checksums, AFlippedBitInAnyFileOfACheckpointIsNamed) {
     EXPECT_NE(e.find(s.folder + "/" + name + "': its bytes differ from those written"), std::string::npos) << e;
     ++files;
   }
-  EXPECT_EQ(files, 5);  // weights, vocabulary, what `more` wrote, arrays and state.json
+  EXPECT_EQ(files, 5);  // weights, vocabulary, what `write_extra_files` wrote, arrays and state.json
 }
 
 TEST(Checksums, ReadersOfACheckpointVerifyWhatTheyRead) {
-  const std::vector<WantedWeight> wanted = {{"w", {DType::f32, {4}}}};
+  const std::vector<WantedWeight> expected = {{"w", {DType::f32, {4}}}};
   const Saved s;
-  EXPECT_EQ(load_weights(s.folder + "/unet", wanted).at("w").view<float>()[3], 4);
+  EXPECT_EQ(load_weights(s.folder + "/unet", expected).at("w").view<float>()[3], 4);
   s.flip("unet/diffusion_pytorch_model.safetensors", 105);
   for (const char* path : {"/unet", "/unet/", "/unet/diffusion_pytorch_model.safetensors"})
-    EXPECT_NE(fault([&] { load_weights(s.folder + path, wanted); }).find("its bytes differ"), std::string::npos);
+    EXPECT_NE(fault([&] { load_weights(s.folder + path, expected); }).find("its bytes differ"), std::string::npos);
   EXPECT_EQ(read_training_state(s.t / "checkpoints", 3).state.at("m").whole().view<float>()[3], 4);
   s.flip("training_state/arrays.safetensors", 105);
   EXPECT_NE(fault([&] { read_training_state(s.t / "checkpoints", 3); }).find("arrays.safetensors': its bytes differ"),
@@ -111,7 +111,7 @@ TEST(Checksums, MissingAndCutFilesAndADamagedListAreNamed) {
     write_file_atomic(s.folder + "/" + kChecksums, text);
     EXPECT_NE(fault([&] { verify_checksums(s.folder); }).find("checksums.json': "), std::string::npos) << text;
   }
-  fs::remove(s.folder + "/" + kChecksums);  // as of an older version
+  fs::remove(s.folder + "/" + kChecksums);  // as older versions wrote it
   EXPECT_EQ(fault([&] { verify_checksums(s.folder); }), "");
 }
 

@@ -1,4 +1,4 @@
-// Checkpoints that may be damaged: all of them, and how one is renamed out of the way.
+// Damaged checkpoints: listing all checkpoints, and renaming a damaged one.
 #pragma once
 
 #include <cstdint>
@@ -9,8 +9,8 @@ namespace md {
 
 /// All folders with the name of a checkpoint, complete or not, ascending.
 std::vector<int64_t> checkpoint_folders(const std::string& checkpoint_dir);
-/// Renames a damaged checkpoint to a name that is not listed, "<step>.damaged", or with a number behind that where
-/// there is one; returns its new path.
+/// Renames a damaged checkpoint to "<step>.damaged", a name that is not listed; appends a number if that exists.
+/// Returns the new path.
 std::string set_aside(const std::string& checkpoint_dir, int64_t step);
 
 }  // namespace md

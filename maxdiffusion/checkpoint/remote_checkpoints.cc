@@ -30,7 +30,7 @@ namespace fs = std::filesystem;
 constexpr const char *kWaiting = ".waiting-", *kDamaged = ".damaged";
 constexpr std::chrono::seconds kPeriod{20};
 
-/// Steps with their files' paths below the step's folder.
+/// Paths of each step's files, relative to the step's folder.
 using Steps = std::map<int64_t, std::map<std::string, FoundFile>>;
 
 Steps steps_in_bucket(const std::string& checkpoint_dir) {
@@ -52,7 +52,7 @@ std::vector<int64_t> whole(const Steps& steps) {
   return numbers;
 }
 
-/// What the file .part of a folder says.
+/// Content of a folder's file .part.
 struct Part {
   std::string token;
   int64_t processes = 0;
@@ -65,7 +65,7 @@ std::optional<Part> part_of(const std::string& folder) {
   return part;
 }
 
-/// Steps that process 0, or one process, has written on this machine and that were not put yet.
+/// Steps that process 0, or a single process, has written on this machine and not uploaded.
 std::vector<int64_t> waiting(const std::string& local) {
   std::vector<int64_t> steps;
   std::error_code ec;
@@ -81,7 +81,7 @@ std::vector<int64_t> waiting(const std::string& local) {
 
 std::string marker(const std::string& local, int64_t step) { return local + "/" + kWaiting + std::to_string(step); }
 
-/// Those that are in no more than one process's hands, and that the bucket has not gone beyond.
+/// Those of `waiting` that are complete in one process and newer than all in the bucket.
 std::vector<int64_t> newer(const std::string& local, std::vector<int64_t> waiting,
                            const std::vector<int64_t>& in_bucket) {
   std::erase_if(waiting, [&](int64_t step) {
@@ -90,7 +90,7 @@ std::vector<int64_t> newer(const std::string& local, std::vector<int64_t> waitin
   return waiting;
 }
 
-/// Steps of which this process, not the first, has made its part.
+/// Steps of which this process, not process 0, has written its part.
 std::map<int64_t, Part> parts_in(const std::string& local) {
   std::map<int64_t, Part> parts;
   std::error_code ec;
@@ -102,7 +102,7 @@ std::map<int64_t, Part> parts_in(const std::string& local) {
 
 constexpr const char* kProcessFolder = ".process-";
 
-/// Parts that processes of jobs of another size have made.
+/// Removes parts that jobs with another number of processes have written.
 void remove_strangers(const std::string& staging, int64_t processes) {
   std::error_code ec;
   std::vector<fs::path> found;
@@ -153,17 +153,17 @@ std::string local_checkpoint(const std::string& folder, CheckpointPart part, con
           Code::io, "'{}' is not a checkpoint: it has no {}", shown(folder), kState);
     return local;
   }
-  // What is here is of the same checkpoint, or goes.
+  // Keeps the local copy only if it is of the same checkpoint.
   std::string checksums;
   if (const auto list = files.find(kChecksums); list != files.end()) checksums = get_text(list->second.location);
-  if (const std::string here = local + "/" + kChecksums;
-      checksums.empty() || !exists(here) || read_file(here) != checksums)
+  if (const std::string local_checksums = local + "/" + kChecksums;
+      checksums.empty() || !exists(local_checksums) || read_file(local_checksums) != checksums)
     remove_folder(local);
   for (const auto& [name, found] : files) {
     const bool text = name.ends_with(".json"), state = name.starts_with("training_state/");
-    const bool wanted = part == CheckpointPart::all || (state && text) ||
+    const bool needed = part == CheckpointPart::all || (state && text) ||
                         (part == CheckpointPart::model ? !state : name.starts_with(component + "/"));
-    if (!wanted || name.ends_with(kDamaged)) continue;
+    if (!needed || name.ends_with(kDamaged)) continue;
     const std::string path = local + "/" + name;
     if (!checksums.empty() && exists(path) && matches_checksums(path, name, checksums)) continue;
     get_file(found, path);
@@ -171,10 +171,11 @@ std::string local_checkpoint(const std::string& folder, CheckpointPart part, con
   return local;
 }
 
-std::string own_staging(const std::string& checkpoint_dir, const CheckpointProcesses& of) {
+std::string process_staging(const std::string& checkpoint_dir, const CheckpointProcesses& group) {
   const std::string local = local_cache_path(checkpoint_dir);
-  return of.is_coordinator() ? local
-                             : fmt::format("{}/{}{:05}-of-{:05}", local, kProcessFolder, of.process, of.processes);
+  return group.is_coordinator()
+             ? local
+             : fmt::format("{}/{}{:05}-of-{:05}", local, kProcessFolder, group.process, group.processes);
 }
 
 std::string part_text(const std::string& token, int64_t processes) { return fmt::format("{} {}\n", token, processes); }
@@ -183,15 +184,15 @@ struct CheckpointUploads::Impl {
   std::string dir, local;
   int keep;
   std::function<void()> before_commit;
-  CheckpointProcesses of;
-  /// Of a checkpoint that is not whole in the bucket yet, by the hash of its checksums, or the token of its write: what
-  /// this process has put.
+  CheckpointProcesses group;
+  /// What this process has uploaded of a checkpoint that is incomplete in the bucket, by the hash of its checksums or
+  /// the token of its write.
   struct Upload {
     std::set<std::string> files;
     bool cleared = false, messages = false, all = false;
   };
   std::map<std::string, Upload> uploads;
-  std::unique_ptr<PeriodicThread> thread;  // ends first, since it uses the others
+  std::unique_ptr<PeriodicThread> thread;  // declared last, so that it ends before the members it uses
 
   std::string folder(int64_t step) const { return checkpoint_folder(local, step); }
   std::string key_of(int64_t step) const {
@@ -199,7 +200,7 @@ struct CheckpointUploads::Impl {
     return content_hash(read_file(folder(step) + "/" + kChecksums));
   }
 
-  /// In process 0: empties the bucket's folder of what is not of this write.
+  /// In process 0: removes files of other writes from the checkpoint's folder in the bucket.
   void clear(int64_t step, const Steps& steps) {
     Upload& upload = uploads[key_of(step)];
     const auto before = steps.find(step);
@@ -210,12 +211,12 @@ struct CheckpointUploads::Impl {
     upload.cleared = true;
   }
 
-  /// Puts this process's files but those that say that the checkpoint is whole.
+  /// Uploads this process's files except those that mark the checkpoint as complete.
   void put_files(int64_t step, const Steps& steps) {
     Upload& upload = uploads[key_of(step)];
     if (upload.all) return;
     const std::string from = folder(step), to = checkpoint_folder(dir, step);
-    // Weights that no run trains are in every checkpoint.
+    // Weights that no run trains are in every checkpoint: copies them from another one.
     std::vector<int64_t> others = whole(steps);
     std::erase(others, step);
     const std::string other = others.empty() ? "" : checkpoint_folder(dir, others.back());
@@ -241,19 +242,19 @@ struct CheckpointUploads::Impl {
     if (before_commit) before_commit();
     put_file(from + "/" + kState, below(to, kState));
     end(step);
-    log_info("checkpoint {} is in {}", step, shown(to));
+    log_info("checkpoint {} uploaded to {}", step, shown(to));
     trim(steps_in_bucket(dir), step);
   }
 
-  /// The checkpoint is committed, or given up.
+  /// Forgets a checkpoint after it is committed or discarded.
   void end(int64_t step) {
     const std::string key = key_of(step);
-    if (of.put && part_of(folder(step))) of.put(key + " done", "");
+    if (group.put && part_of(folder(step))) group.put(key + " done", "");
     uploads.erase(key);
     remove_file(marker(local, step));
   }
 
-  /// Puts a checkpoint of process 0; whether all of it is there by now.
+  /// Uploads a checkpoint of process 0; returns whether it is complete in the bucket.
   bool put(int64_t step) {
     Span span("put checkpoint", step);
     const std::string key = key_of(step);
@@ -261,16 +262,16 @@ struct CheckpointUploads::Impl {
     if (!uploads[key].all || (part && !uploads[key].messages)) {
       const Steps steps = steps_in_bucket(dir);
       clear(step, steps);
-      if (part && !std::exchange(uploads[key].messages, true)) of.put(key + " go", "");
+      if (part && !std::exchange(uploads[key].messages, true)) group.put(key + " go", "");
       put_files(step, steps);
     }
-    for (int64_t p = 1; part && p < of.processes; ++p)
-      if (!of.get(fmt::format("{} there {}", key, p))) return false;
+    for (int64_t p = 1; part && p < group.processes; ++p)
+      if (!group.get(fmt::format("{} there {}", key, p))) return false;
     commit(step);
     return true;
   }
 
-  /// Of checkpoints that are no longer awaited.
+  /// Discards all but the newest `keep` pending checkpoints.
   void trim_waiting() {
     std::vector<int64_t> all = waiting(local);
     for (size_t i = 0; keep > 0 && i + static_cast<size_t>(keep) < all.size(); ++i) {
@@ -281,38 +282,38 @@ struct CheckpointUploads::Impl {
 
   void trim(const Steps& steps, int64_t newest) const {
     std::vector<int64_t> older = whole(steps);
-    std::erase(older, newest);  // what was just put stays, whatever its number
+    std::erase(older, newest);  // keeps the checkpoint just uploaded, whatever its number
     for (size_t i = 0; keep > 0 && i + static_cast<size_t>(keep) <= older.size(); ++i) {
       remove_from_bucket(checkpoint_folder(dir, older[i]), true);
       if (!exists(marker(local, older[i]))) remove_folder(folder(older[i]));
     }
   }
 
-  /// Whether it waits for other processes.
+  /// Uploads what it can; returns whether it waits for other processes.
   bool put_all() {
-    if (!of.is_coordinator()) return put_parts();
+    if (!group.is_coordinator()) return put_parts();
     trim_waiting();
     for (int64_t step : waiting(local))
       if (!put(step)) return true;
     return false;
   }
 
-  /// In processes but the first.
+  /// In processes other than 0.
   bool put_parts() {
     bool waits = false;
     for (const auto& [step, part] : parts_in(local)) {
-      if (of.get(part.token + " done")) {
+      if (group.get(part.token + " done")) {
         drop(step);
         continue;
       }
       Upload& upload = uploads[part.token];
       if (upload.messages) continue;
-      if (!upload.all && !of.get(part.token + " go")) {
+      if (!upload.all && !group.get(part.token + " go")) {
         waits = true;
         continue;
       }
       put_files(step, {});
-      of.put(fmt::format("{} there {}", part.token, of.process), "");
+      group.put(fmt::format("{} there {}", part.token, group.process), "");
       upload.messages = true;
     }
     return waits;
@@ -322,7 +323,7 @@ struct CheckpointUploads::Impl {
     remove_folder(folder(step));
   }
 
-  /// What `act` throws, in process 0 or in any; all processes throw it.
+  /// Runs `act`; an error of it in any process is thrown in all.
   void agree(const std::function<void()>& act) {
     std::string trouble;
     try {
@@ -330,20 +331,20 @@ struct CheckpointUploads::Impl {
     } catch (const std::exception& e) {
       trouble = e.what();
     }
-    const std::vector<std::string> all = of.gather(trouble);
-    for (size_t p = 1; of.is_coordinator() && p < all.size(); ++p)
+    const std::vector<std::string> all = group.gather(trouble);
+    for (size_t p = 1; group.is_coordinator() && p < all.size(); ++p)
       if (trouble.empty() && !all[p].empty()) trouble = fmt::format("process {}: {}", p, all[p]);
-    trouble = of.gather(trouble).front();
+    trouble = group.gather(trouble).front();
     if (!trouble.empty()) throw Error(Code::io, trouble);
   }
 
-  /// Puts all that wait, in all processes at once, while none of them puts anything by itself.
+  /// Uploads all pending checkpoints in all processes together, while none of them uploads alone.
   void put_together() {
-    for (bool more = true; more;) {
-      std::string next;  // in process 0: the step and what its write is called
+    for (bool pending = true; pending;) {
+      std::string next;  // in process 0: the step and the key of its write
       Steps steps;
       agree([&] {
-        if (!of.is_coordinator()) return;
+        if (!group.is_coordinator()) return;
         trim_waiting();
         const std::vector<int64_t> all = waiting(local);
         if (all.empty()) return;
@@ -351,44 +352,45 @@ struct CheckpointUploads::Impl {
         clear(all[0], steps);
         next = nlohmann::json{{"step", all[0]}, {"key", key_of(all[0])}}.dump();
       });
-      next = of.gather(next).front();
-      more = !next.empty();
-      if (!more) break;
+      next = group.gather(next).front();
+      pending = !next.empty();
+      if (!pending) break;
       const nlohmann::json job = parse_json(next);
       const int64_t step = job.at("step");
       agree([&] {
-        const bool mine = of.is_coordinator() || (part_of(folder(step)) && key_of(step) == job.at("key"));
+        const bool mine = group.is_coordinator() || (part_of(folder(step)) && key_of(step) == job.at("key"));
         if (mine) put_files(step, steps);
       });
       agree([&] {
-        if (of.is_coordinator()) commit(step);
+        if (group.is_coordinator()) commit(step);
       });
     }
-    // Whatever is here still is in the bucket, or was given up.
-    if (!of.is_coordinator())
+    // All remaining local parts are in the bucket or discarded.
+    if (!group.is_coordinator())
       for (const auto& [step, part] : parts_in(local)) drop(step);
   }
 };
 
-void flush_pending_uploads(const std::string& checkpoint_dir, const CheckpointProcesses& of,
+void flush_pending_uploads(const std::string& checkpoint_dir, const CheckpointProcesses& group,
                            const std::function<void()>& before_commit) {
-  CheckpointUploads::Impl u{checkpoint_dir, own_staging(checkpoint_dir, of), 0, before_commit, of, {}, nullptr};
-  std::map<int64_t, std::string> own;
+  CheckpointUploads::Impl u{checkpoint_dir, process_staging(checkpoint_dir, group), 0, before_commit, group, {},
+                            nullptr};
+  std::map<int64_t, std::string> local_parts;
   std::vector<int64_t> in_bucket;
   u.agree([&] {
-    if (!of.is_coordinator()) {
-      for (const auto& [step, part] : parts_in(u.local)) own[step] = part.token;
+    if (!group.is_coordinator()) {
+      for (const auto& [step, part] : parts_in(u.local)) local_parts[step] = part.token;
       return;
     }
     in_bucket = whole(steps_in_bucket(checkpoint_dir));
   });
-  const std::vector<std::string> messages = of.gather(nlohmann::json(own).dump());
-  for (int64_t step : of.is_coordinator() ? waiting(u.local) : std::vector<int64_t>()) {
+  const std::vector<std::string> messages = group.gather(nlohmann::json(local_parts).dump());
+  for (int64_t step : group.is_coordinator() ? waiting(u.local) : std::vector<int64_t>()) {
     const auto part = part_of(u.folder(step));
     const bool old = !in_bucket.empty() && step <= in_bucket.back();
     std::string why;
-    if (part && part->processes != of.processes)
-      why = fmt::format("{} processes wrote it; this run has {}", part->processes, of.processes);
+    if (part && part->processes != group.processes)
+      why = fmt::format("{} processes wrote it; this run has {}", part->processes, group.processes);
     for (size_t p = 1; part && why.empty() && p < messages.size(); ++p) {
       const auto has = parse_json(messages[p]).get<std::map<int64_t, std::string>>();
       if (const auto found = has.find(step); found == has.end() || found->second != part->token)
@@ -408,18 +410,18 @@ void flush_pending_uploads(const std::string& checkpoint_dir, const CheckpointPr
 }
 
 CheckpointUploads::CheckpointUploads(const std::string& checkpoint_dir, int keep, std::function<void()> before_commit,
-                                     CheckpointProcesses of)
+                                     CheckpointProcesses group)
     : impl_(std::make_unique<Impl>(Impl{checkpoint_dir,
-                                        own_staging(checkpoint_dir, of),
+                                        process_staging(checkpoint_dir, group),
                                         keep,
                                         std::move(before_commit),
-                                        std::move(of),
+                                        std::move(group),
                                         {},
                                         nullptr})) {
   Impl& u = *impl_;
-  remove_strangers(local_cache_path(checkpoint_dir), u.of.processes);
+  remove_strangers(local_cache_path(checkpoint_dir), u.group.processes);
   std::vector<int64_t> left;
-  if (u.of.is_coordinator()) {
+  if (u.group.is_coordinator()) {
     const Steps steps = steps_in_bucket(u.dir);
     const std::vector<int64_t> all = waiting(u.local);
     left = newer(u.local, all, whole(steps));
@@ -451,7 +453,7 @@ CheckpointUploads::CheckpointUploads(const std::string& checkpoint_dir, int keep
 CheckpointUploads::~CheckpointUploads() = default;
 
 void CheckpointUploads::announce(int64_t step) const {
-  if (!impl_->of.is_coordinator()) return;
+  if (!impl_->group.is_coordinator()) return;
   make_folders(impl_->local);
   write_file_atomic(marker(impl_->local, step), "");
 }
@@ -459,25 +461,26 @@ void CheckpointUploads::announce(int64_t step) const {
 void CheckpointUploads::between(const std::function<void()>& change) { impl_->thread->while_idle(change); }
 
 void CheckpointUploads::add(int64_t step) {
-  announce(step);  // what stood there before under this number may have been put meanwhile
+  announce(step);  // an earlier checkpoint of this number may have been uploaded meanwhile
   impl_->thread->trigger();
 }
 
 void CheckpointUploads::finish() {
   Impl& u = *impl_;
   try {
-    if (u.of.alone())
+    if (u.group.alone())
       u.thread->run_now();
     else
       u.thread->while_idle([&] { u.put_together(); });
   } catch (Error& e) {
     const std::vector<int64_t> left = waiting(u.local);
-    const std::string where = u.of.alone() ? fmt::format("checkpoint {} is whole in '{}'; the same command",
-                                                         left.empty() ? 0 : left.back(), u.local)
-                                           : fmt::format(
-                                                 "each process has its part of the newest checkpoint, this one in "
-                                                 "'{}'; the same command, with as many processes on the same machines,",
-                                                 u.local);
+    const std::string where =
+        u.group.alone()
+            ? fmt::format("checkpoint {} is whole in '{}'; the same command", left.empty() ? 0 : left.back(), u.local)
+            : fmt::format(
+                  "each process has its part of the newest checkpoint, this one in "
+                  "'{}'; the same command, with as many processes on the same machines,",
+                  u.local);
     throw e.note(fmt::format("{} uploads it to {} and resumes from it", where, shown(u.dir)));
   }
 }

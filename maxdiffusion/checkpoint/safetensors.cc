@@ -17,6 +17,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/checkpoint/gguf.h"
 #include "maxdiffusion/checkpoint/safetensors_dtype.h"
 #include "maxdiffusion/checkpoint/shard_files.h"
 
@@ -36,11 +37,8 @@ constexpr size_t kLengthBytes = 8;
       .note("try: fetch or write the file again; it is damaged or is not a safetensors file");
 }
 
-/// Throws where a file is GGUF, or begins with letters; a header's length ends in zeros.
+/// Throws if a file begins with letters; a safetensors file begins with a header length, which ends in zeros.
 void refuse_others(const std::string& file, std::string_view begin) {
-  if (begin.starts_with("GGUF"))
-    throw Error(Code::io, fmt::format("read '{}': a GGUF file, which is not supported; expected safetensors", file))
-        .note("try: the model's safetensors file, as its authors publish it");
   const auto letter = [](char c) { return (c >= ' ' && c <= '~') || c == '\n' || c == '\r' || c == '\t'; };
   if (!std::ranges::all_of(begin.substr(0, kLengthBytes), letter)) return;
   if (begin.starts_with("version https://git-lfs"))
@@ -55,7 +53,8 @@ void refuse_others(const std::string& file, std::string_view begin) {
   fail(Code::io, "read '{}': a text that begins with '{}'; expected safetensors", file, first);
 }
 
-/// JSON in which no object names a key twice at `unique_depth` or above; nlohmann would keep the last one silently.
+/// Parses JSON; throws if an object at depth `unique_depth` or above names a key twice. nlohmann would silently keep
+/// the last.
 Json parse_unique(const std::string& file, std::string_view text, int unique_depth) {
   std::vector<std::set<std::string>> seen(static_cast<size_t>(unique_depth) + 1);
   auto note_key = [&](int depth, Json::parse_event_t event, Json& value) {
@@ -114,7 +113,7 @@ Entry parse_entry(const std::string& file, const std::string& name, const Json& 
   return e;
 }
 
-/// The data must be covered by the tensors without hole or overlap, to the last byte, as the reference demands.
+/// Tensors must cover the data without gap or overlap, to the last byte, as the reference implementation requires.
 void check_layout(const std::string& file, std::vector<Entry>& entries, uint64_t data_bytes) {
   std::stable_sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
@@ -144,6 +143,10 @@ struct SafetensorsReader::OneFile {
 };
 
 SafetensorsReader::OneFile SafetensorsReader::read_one(const std::string& file, const MappedFile& m) {
+  if (is_gguf(m)) {
+    GgufContent content = read_gguf(file, m);
+    return {std::move(content.tensors), std::move(content.metadata), std::move(content.offsets)};
+  }
   if (m.size < kLengthBytes) refuse(file, fmt::format("truncated: {} bytes hold no header length", m.size));
   refuse_others(file, {reinterpret_cast<const char*>(m.data), std::min<size_t>(m.size, 64)});
   uint64_t header = 0;
@@ -176,7 +179,7 @@ SafetensorsReader::OneFile SafetensorsReader::read_one(const std::string& file, 
     out.offsets.emplace(e.name, kLengthBytes + header + e.begin);
     if (reinterpret_cast<uintptr_t>(at) % size_of(e.shape.dtype) == 0) {
       out.tensors.emplace(e.name, HostArray(std::move(e.shape), m.owner, at));
-    } else {  // writers before 0.3 did not align the data; typed views need it
+    } else {  // writers before 0.3 did not align the data; typed views require it
       HostArray copy(std::move(e.shape));
       std::memcpy(copy.mutable_data(), at, copy.bytes());
       out.tensors.emplace(e.name, std::move(copy));
@@ -197,7 +200,7 @@ std::map<std::string, std::string> read_weight_map(const std::string& file) {
     if (!shard.is_string())
       refuse(file, fmt::format("the index gives {} for '{}', not a file name", shard.dump(), name));
     auto s = shard.get<std::string>();
-    // A shard is in the folder of its index: anything else could name any file of this machine.
+    // Shards must be in the index's folder: otherwise an index could name any file of this machine.
     if (s.empty() || s == "." || s == ".." || s.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos)
       refuse(file, fmt::format("the index gives '{}' for '{}'; expected a file in the folder of the index", s, name));
     shard_of[name] = s;
@@ -209,7 +212,7 @@ bool ends_with(const std::string& s, std::string_view end) {
   return s.size() >= end.size() && std::string_view(s).substr(s.size() - end.size()) == end;
 }
 
-/// Whether the name is that of a file of Python objects, which only Python reads.
+/// Whether the name is that of a pickle file, which only Python reads.
 bool is_pickled(const std::string& file) {
   return std::ranges::any_of(std::array{".pth", ".pt", ".ckpt", ".bin"},
                              [&](auto end) { return ends_with(file, end); });
@@ -224,8 +227,8 @@ std::string conversion_of(const std::string& file) {
 
 constexpr std::string_view kStems[] = {"diffusion_pytorch_model", "model"};
 
-/// The variant that a name of a file of whole weights, or of an index, says: "fp16" of "model.fp16.safetensors" and
-/// "model.safetensors.index.fp16.json". Empty: it says none, or is of one shard.
+/// The variant in the name of an unsharded weights file or of an index: "fp16" for "model.fp16.safetensors" and
+/// "model.safetensors.index.fp16.json". Empty for names without variant and for single shards.
 std::string variant_of(const std::string& name) {
   for (std::string_view stem : kStems) {
     if (!name.starts_with(stem)) continue;
@@ -242,25 +245,31 @@ std::string variant_of(const std::string& name) {
 }
 
 std::vector<std::string> names_in(const std::string& folder) {
-  std::vector<std::string> here;
+  std::vector<std::string> names;
   std::error_code ec;
-  for (const auto& f : fs::directory_iterator(folder, ec)) here.push_back(f.path().filename());
-  std::sort(here.begin(), here.end());
-  return here;
+  for (const auto& f : fs::directory_iterator(folder, ec)) names.push_back(f.path().filename());
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
-/// The file of a folder that holds its weights, or an error that says what the folder holds instead.
+/// The weights file in a folder. Throws an error that says what the folder holds instead.
 std::string find_in_folder(const std::string& folder) {
   for (std::string_view stem : kStems)
     for (const char* suffix : {".safetensors", ".safetensors.index.json"})
       if (auto p = fs::path(folder) / (std::string(stem) + suffix); exists(p)) return p;
-  const std::vector<std::string> here = names_in(folder);
+  const std::vector<std::string> names = names_in(folder);
   std::set<std::string> variants;
-  for (const std::string& name : here)
+  for (const std::string& name : names)
     if (const std::string variant = variant_of(name); !variant.empty()) variants.insert(variant);
   check(variants.size() < 2, Code::io,
         "read '{}': the folder holds weights of the variants {} and no plain ones; expected one of them in variant=",
         folder, fmt::join(variants, ", "));
+  std::vector<std::string> gguf;
+  for (const std::string& name : names)
+    if (ends_with(name, ".gguf")) gguf.push_back(name);
+  check(gguf.size() < 2, Code::io, "read '{}': the folder holds {}; expected one of them", folder,
+        fmt::join(gguf, ", "));
+  if (!gguf.empty()) return fs::path(folder) / gguf[0];
   if (!variants.empty()) {
     log_info("'{}' holds weights of the variant {} only; these are used", folder, *variants.begin());
     return file_of_variant(folder, *variants.begin());
@@ -268,23 +277,23 @@ std::string find_in_folder(const std::string& folder) {
   Error e(Code::io, fmt::format("read '{}': the folder holds no diffusion_pytorch_model.safetensors, "
                                 "model.safetensors or an index of one",
                                 folder));
-  auto first = [&](auto&& is) { return std::find_if(here.begin(), here.end(), is); };
+  auto first = [&](auto&& is) { return std::find_if(names.begin(), names.end(), is); };
   if (const fs::path checkpoint = fs::path(folder).parent_path(); exists(checkpoint / kIndex))
     throw e.note(
         fmt::format("several processes wrote '{0}' in shards; try: {1} convert {0} FOLDER, which makes it a "
                     "model folder",
                     checkpoint.string(), program_name()));
-  if (auto f = first([](auto& s) { return s == "model_index.json"; }); f != here.end()) {
+  if (auto f = first([](auto& s) { return s == "model_index.json"; }); f != names.end()) {
     e.note("try: this is a whole pipeline; name one of its folders, such as unet, vae or text_encoder");
   } else if (f = first([](auto& s) { return ends_with(s, ".safetensors") || ends_with(s, ".safetensors.index.json"); });
-             f != here.end()) {
+             f != names.end()) {
     e.note(fmt::format("try: the path of '{}' itself", *f));
-  } else if (f = first([](auto& s) { return is_pickled(s) || ends_with(s, ".msgpack"); }); f != here.end()) {
+  } else if (f = first([](auto& s) { return is_pickled(s) || ends_with(s, ".msgpack"); }); f != names.end()) {
     e.note(fmt::format("it holds '{}', which is not supported", *f)).note(conversion_of(folder + "/" + *f));
   } else {
-    e.note(here.empty() ? std::string("found: nothing")
-                        : fmt::format("found: {}",
-                                      fmt::join(here.begin(), here.begin() + std::min<long>(here.size(), 10), ", ")));
+    e.note(names.empty() ? std::string("found: nothing")
+                         : fmt::format("found: {}", fmt::join(names.begin(),
+                                                              names.begin() + std::min<long>(names.size(), 10), ", ")));
   }
   throw e;
 }

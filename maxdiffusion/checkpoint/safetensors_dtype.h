@@ -15,7 +15,7 @@ struct SafetensorsDType {
   DType dtype;
 };
 
-/// In the order that the reference writer puts tensors, last first: by alignment, then as listed.
+/// The reference writer sorts tensors by this table from last to first: by alignment, then as listed.
 inline constexpr std::array<SafetensorsDType, 15> kSafetensorsDTypes = {{
     {"BOOL", DType::pred},
     {"U8", DType::u8},

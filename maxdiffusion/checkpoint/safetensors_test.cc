@@ -191,7 +191,7 @@ TEST(SafetensorsReader, ReadsOrRefusesAFileWithAnyByteOfItsHeaderChanged) {
       std::string changed = whole;
       changed[i] = c;
       std::ofstream(t / "changed", std::ios::binary) << changed;
-      try {  // what is read is inside the file: the sanitizers watch
+      try {  // the sanitizers watch for reads outside the file
         for (const auto& [name, array] : SafetensorsReader::open(t / "changed").tensors()) array.to_doubles();
       } catch (const Error& e) {
         EXPECT_EQ(e.code(), Code::io);
@@ -222,7 +222,7 @@ TEST(ShardedSafetensors, ComeBackThroughTheIndex) {
   auto r = SafetensorsReader::open(t.path());
   expect_same(r.tensors(), all_types());
   EXPECT_TRUE(has(r.file_of("t.bool"), "-00001-of-0000"));
-  // One file again: nothing of the shards may stay to confuse a reader.
+  // Written as one file again: no old shard may remain.
   write_sharded_safetensors(t.path(), "diffusion_pytorch_model", all_types());
   EXPECT_EQ(1, std::distance(fs::directory_iterator(t.path()), fs::directory_iterator()));
   expect_same(SafetensorsReader::open(t.path()).tensors(), all_types());
@@ -273,7 +273,7 @@ TEST(SafetensorsReader, TakesTheOnlyVariantOfAFolder) {
   expect_same(SafetensorsReader::open(t.path()).tensors(), all_types());
   fs::remove(t / "model.safetensors");
   fs::remove(t / "model.bf16.safetensors");
-  // In shards, the index has the variant behind its own name.
+  // With shards, the variant stands at the end of the index's name.
   fs::remove(t / "model.fp16.safetensors");
   write_sharded_safetensors(t.path(), "model.fp16", all_types(), 60);
   fs::rename(t / "model.fp16.safetensors.index.json", t / "model.safetensors.index.fp16.json");
@@ -313,7 +313,7 @@ TEST(SafetensorsWriter, LeavesWhatWasThereWhenAnyWriteFails) {
     if (e == "no error") break;
     ++failures;
     EXPECT_TRUE(has(e, t.path())) << e;
-    // The last call is the fsync of the folder, after the rename: then the new file may be there, but whole.
+    // The last call is the fsync of the folder, after the rename: the new file may then exist, but must be whole.
     const bool renamed = read_file(t / "a") != before;
     if (renamed) expect_same(SafetensorsReader::open(t / "a").tensors(), all_types());
     EXPECT_EQ(1, std::distance(fs::directory_iterator(t.path()), fs::directory_iterator()))

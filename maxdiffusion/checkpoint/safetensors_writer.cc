@@ -1,5 +1,5 @@
-// The writing side of safetensors: same bytes as the reference implementation writes for the same tensors and at most
-// one metadata entry. Nothing is copied: arrays go to the file one after the other.
+// Writes safetensors files. The bytes are those of the reference implementation for the same tensors and at most one
+// metadata entry. Nothing is copied: arrays are written to the file one after the other.
 #include <unistd.h>
 #include <algorithm>
 #include <filesystem>
@@ -46,7 +46,7 @@ std::string header_of(const std::vector<Named>& order, const std::map<std::strin
   return text;
 }
 
-/// Everything but the rename, so that shards can appear together.
+/// Writes the file without renaming it, so that shards can appear together.
 void write_plain(const std::string& path, const ArraysToWrite& tensors,
                  const std::map<std::string, std::string>& metadata) {
   for (const auto& [name, array] : tensors) {
@@ -69,7 +69,7 @@ void write_plain(const std::string& path, const ArraysToWrite& tensors,
   w.close();
 }
 
-/// Files of an earlier write of the same stem that the new one does not name.
+/// Removes files of an earlier write of this stem that the new one does not use.
 void remove_stale(const std::string& folder, const std::string& stem, const std::set<std::string>& current) {
   std::error_code ec;
   std::vector<fs::path> stale;

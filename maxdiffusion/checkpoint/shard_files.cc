@@ -92,11 +92,11 @@ ShardIndex parse_index(const std::string& text, const std::string& file) {
 
 void merge_index(ShardIndex& into, const ShardIndex& from, const std::string& file) {
   for (const auto& [name, a] : from) {
-    auto [there, added] = into.try_emplace(name, a);
+    auto [merged, added] = into.try_emplace(name, a);
     if (added) continue;
-    if (there->second.shape != a.shape)
-      refuse(file, name, fmt::format("it is {}, elsewhere {}", to_string(a.shape), to_string(there->second.shape)));
-    there->second.shards.insert(there->second.shards.end(), a.shards.begin(), a.shards.end());
+    if (merged->second.shape != a.shape)
+      refuse(file, name, fmt::format("it is {}, elsewhere {}", to_string(a.shape), to_string(merged->second.shape)));
+    merged->second.shards.insert(merged->second.shards.end(), a.shards.begin(), a.shards.end());
   }
 }
 

@@ -1,4 +1,4 @@
-// Checkpoints of several processes: threads of this one, each with its shards, that share a folder.
+// Checkpoints of several processes: each is a thread of this one with its shards, and all share a folder.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -53,7 +53,7 @@ Slice part(const Dims& dims, size_t axis, int64_t i, int64_t n) {
 
 const std::vector<std::string> kNoErrors2(2), kNoErrors4(4);
 
-/// The arrays of a state; a mixture of two values would show.
+/// The arrays of a training state; a mix of two values would show.
 HostArrays arrays_of(float value) {
   return {{"rows", counting({8, 3}, value)},
           {"columns", counting({3, 8}, value + 100)},
@@ -62,7 +62,7 @@ HostArrays arrays_of(float value) {
           {"step", counting({}, value)}};
 }
 
-/// What a process holds of them: rows, columns and a grid are split, the step is process 0's, the bias the last one's.
+/// The part of process p: rows, columns and a grid are split, the step is in process 0, the bias in the last one.
 CheckpointContent content_of(int64_t p, int64_t n, float value) {
   CheckpointContent c;
   const auto all = arrays_of(value);
@@ -111,7 +111,7 @@ TEST(CheckpointOfProcesses, IsReadUnderAnyOtherSplit) {
     for (int64_t p = 0; p < n; ++p) files.insert(fmt::format("pieces-{:05}-of-{:05}.safetensors", p, n));
     EXPECT_EQ(names_in(t / "7/training_state"), files);
     expect_arrays(t.path(), 7, 1);
-    // The same step again, and by another number of processes.
+    // Writes the same step again, and from another number of processes.
     const auto again = as_processes(6 - n, [&](const CheckpointProcesses& of) {
       write_checkpoint(t.path(), 7, content_of(of.process, 6 - n, 2), of);
     });
@@ -129,7 +129,7 @@ TEST(CheckpointOfProcesses, HasTheFilesOfOneProcessWhereTheFirstHoldsEverything)
   all.state = as_shards(arrays_of(3));
   all.state_json = "{}";
   write_checkpoint(t.path(), 1, all);
-  // In shards, of which this process has all.
+  // Splits the arrays into shards that all belong to this process.
   CheckpointContent cut = all;
   for (auto& [name, a] : cut.state) {
     if (a.shape.dims.empty() || a.shape.dims[0] != 8) continue;
@@ -190,7 +190,7 @@ TEST(CheckpointOfProcesses, HasWeightsThatAreSplitInItsTrainingState) {
       c.weights["unet"]["w"] = {weight.shape(), {{s, ShardedArray(weight).read(s)}}};
     }
     if (of.process == 0) c.weights["unet"]["b"] = bias;
-    if (of.process == 3) c.weights["unet"]["n"] = norm;  // knows nothing of split ones
+    if (of.process == 3) c.weights["unet"]["n"] = norm;  // holds no shard of the split arrays
     c.state_json = "{}";
     write_checkpoint(t.path(), 1, c, of);
   });
@@ -211,7 +211,7 @@ TEST(CheckpointOfProcesses, IsNotThereWhenAProcessIsLost) {
         as_processes(
             4, [&](const CheckpointProcesses& of) { write_checkpoint(t.path(), 1, content_of(of.process, 4, 1), of); }),
         kNoErrors4);
-    for (int before : {1, 2, 3, 4}) {  // the meeting
+    for (int before : {1, 2, 3, 4}) {  // the gather call that fails
       const auto errors = as_processes(4, [&](CheckpointProcesses of) {
         int met = 0;
         auto gather = of.gather;
@@ -222,7 +222,7 @@ TEST(CheckpointOfProcesses, IsNotThereWhenAProcessIsLost) {
         write_checkpoint(t.path(), 2, content_of(of.process, 4, 2), of);
       });
       for (const std::string& e : errors)
-        // The others find out at the barrier, or earlier: the folder of a save that failed may be gone already.
+        // The others fail at the barrier or earlier: the folder of a failed save may already be deleted.
         EXPECT_TRUE(e.find(&e == &errors[static_cast<size_t>(lost)] ? "lost" : "a process is gone") !=
                         std::string::npos ||
                     e.find("earlier checkpoints are untouched") != std::string::npos)
@@ -270,7 +270,7 @@ TEST(CheckpointOfProcesses, WithADamagedIndexIsRefusedByName) {
       as_processes(
           2, [&](const CheckpointProcesses& of) { write_checkpoint(t.path(), 1, content_of(of.process, 2, 1), of); }),
       kNoErrors2);
-  fs::remove(t / "1/training_state/checksums.json");  // which would name the file first
+  fs::remove(t / "1/training_state/checksums.json");  // it would name the file first
   const std::string index = t / "1/training_state/index.json", good = read_file(index);
   auto refusal = [&](const std::string& text) -> std::string {
     write_file_atomic(index, text);
@@ -300,7 +300,7 @@ TEST(CheckpointOfProcesses, WithADamagedIndexIsRefusedByName) {
   expect(with("\"bias@0\"", "\"bias@1\""), "'bias@1' should be in");
   expect(with("training_state/pieces-00001", "../1/pieces-00001"), "is not a file inside the checkpoint");
   expect(with("\"offset\"", "\"upset\""), "array 'bias': ");
-  // The second half of the columns, moved onto the first; and a size that reaches out.
+  // The second half of the columns, moved onto the first.
   const size_t columns = good.find("columns@0,4");
   ASSERT_NE(columns, std::string::npos);
   std::string moved = good;

@@ -1,4 +1,4 @@
-// For tests: arrays that say which checkpoint they are of.
+// For tests: arrays whose values identify their checkpoint.
 #pragma once
 
 #include <algorithm>
@@ -8,7 +8,7 @@
 
 namespace md {
 
-/// f32, all of one value, so that a mixture of two would show.
+/// An f32 array filled with one value, so that a mix of two checkpoints is detected.
 inline HostArray filled(Dims dims, float value) {
   HostArray a(Shape{DType::f32, std::move(dims)});
   std::ranges::fill(a.mutable_view<float>(), value);

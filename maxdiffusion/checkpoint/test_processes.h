@@ -16,7 +16,7 @@
 
 namespace md {
 
-/// Where threads exchange texts; broken once one has left.
+/// A barrier where threads exchange texts; it throws in all others once one thread has left.
 class Meeting {
  public:
   explicit Meeting(int64_t n) : texts_(static_cast<size_t>(n)) {}
@@ -52,14 +52,14 @@ class Meeting {
  private:
   int64_t here_ = 0, round_ = 0;
   bool gone_ = false;
-  std::vector<std::string> texts_, told_;  // of this round, and of the one before
+  std::vector<std::string> texts_, told_;  // of this round, and of the previous one
   std::map<std::string, std::string> values_;
   std::mutex mutex_;
   std::condition_variable changed_;
 };
 
 using Act = std::function<void(const CheckpointProcesses&)>;
-/// What each process threw, "" for nothing.
+/// Runs `act` in n threads; returns each one's error message, "" if it threw none.
 inline std::vector<std::string> as_processes(int64_t n, const Act& act) {
   Meeting meeting(n);
   std::vector<std::string> errors(static_cast<size_t>(n));

@@ -1,17 +1,29 @@
 #include "maxdiffusion/checkpoint/weight_format.h"
 
 #include <algorithm>
+#include <array>
+#include <cmath>
+#include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/checkpoint/gguf.h"
 
 namespace md {
 namespace {
 
 std::string module_of(const std::string& tensor) { return tensor.substr(0, tensor.rfind('.')); }
 
-// Scaled numbers of 8 bits: values · scale, the scale of the tensor or of each row. ComfyUI calls it
+// 8-bit numbers with scales: values · scale, with one scale for the tensor or for each row. ComfyUI names it
 // MODULE.scale_weight, Black Forest Labs' files and others MODULE.weight_scale. Source: diffusers, quantizers/bfl
 // (dequantize_fp8r).
+
+constexpr std::array kScales = {".scale_weight", ".weight_scale"};
+
+bool is_scale(const std::string& tensor) {
+  return tensor == "scaled_fp8" || tensor.ends_with(".scaled_fp8") ||
+         std::ranges::any_of(kScales, [&](const char* end) { return tensor.ends_with(end); });
+}
 
 std::optional<std::vector<std::string>> scale_beside(const HostArrays& file, const std::string& tensor) {
   const DType type = file.at(tensor).dtype();
@@ -22,14 +34,21 @@ std::optional<std::vector<std::string>> scale_beside(const HostArrays& file, con
         "model "
         "in bfloat16, float16 or scaled float8_e4m3fn",
         tensor, to_string(type));
-  for (const char* scale : {".scale_weight", ".weight_scale"})
+  for (const char* scale : kScales)
     if (file.contains(module + scale)) return std::vector{module + scale};
+  if (!is_float(type)) return std::nullopt;
+  const auto other = std::ranges::find_if(file, [](const auto& item) { return is_scale(item.first); });
+  check(
+      other == file.end(), Code::io,
+      "'{}' is {} without a scale, but the file holds '{}'; expected '{}.scale_weight' or '{}.weight_scale', or a file "
+      "without any scales",
+      tensor, to_string(type), other == file.end() ? "" : other->first, module, module);
   return std::nullopt;
 }
 
 bool is_scale_extra(const std::string& tensor) {
-  return tensor.ends_with(".scale_input") || tensor.ends_with(".input_scale") || tensor == "scaled_fp8" ||
-         tensor.ends_with(".scaled_fp8");
+  return tensor.ends_with(".scale_input") || tensor.ends_with(".input_scale") || tensor.ends_with(".comfy_quant") ||
+         tensor == "scaled_fp8" || tensor.ends_with(".scaled_fp8");
 }
 
 HostArray times_scale(const HostArray& values, const std::vector<HostArray>& companions, const std::string& tensor) {
@@ -46,8 +65,168 @@ HostArray times_scale(const HostArray& values, const std::vector<HostArray>& com
   return out;
 }
 
-// The first that takes a tensor reads it.
-constexpr WeightFormat kFormats[] = {{"scaled float8", scale_beside, is_scale_extra, times_scale}};
+// Blocks of GGUF files (gguf.h).
+
+std::optional<std::vector<std::string>> packing_beside(const HostArrays& file, const std::string& tensor) {
+  if (!file.contains(packing_of(tensor))) return std::nullopt;
+  return std::vector{packing_of(tensor)};
+}
+
+GgufPacking checked_packing(const HostArray& values, const HostArray& packing, const std::string& tensor) {
+  GgufPacking p;
+  if (packing.dtype() == DType::s64 && packing.shape().elements() >= 1) p = read_packing(packing);
+  int64_t numbers = 1;
+  bool fits = p.type && p.type->read && !p.dims.empty();
+  for (const int64_t n : p.dims) fits = fits && n >= 0 && !__builtin_mul_overflow(numbers, n, &numbers);
+  check(fits && numbers % p.type->numbers == 0 &&
+            static_cast<uint64_t>(numbers / p.type->numbers) * static_cast<uint64_t>(p.type->bytes) == values.bytes(),
+        Code::io, "'{}' is {}, which its '{}' does not fit", tensor, to_string(values.shape()), packing_of(tensor));
+  return p;
+}
+
+Dims gguf_dims(const HostArray& values, const std::vector<HostArray>& companions, const std::string& tensor) {
+  return checked_packing(values, companions.at(0), tensor).dims;
+}
+
+HostArray from_gguf(const HostArray& values, const std::vector<HostArray>& companions, const std::string& tensor) {
+  const GgufPacking p = checked_packing(values, companions.at(0), tensor);
+  HostArray out({DType::f32, p.dims});
+  read_gguf_blocks(*p.type, values.data(), out.shape().elements() / p.type->numbers, out.mutable_view<float>().data());
+  return out;
+}
+
+// bitsandbytes' 4-bit formats: indices into a table of 16 values, two per byte, the first in the high nibble, times the
+// largest magnitude of their block. These magnitudes may be quantized to 8 bits: indices into a table of 256 values,
+// times the largest magnitude of their block, plus an offset. Source: bitsandbytes, functional.py (QuantState's
+// state_dict).
+
+constexpr std::array kStates = {".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4"};
+constexpr std::array kTables = {".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map"};
+
+std::optional<std::vector<std::string>> state_beside(const HostArrays& file, const std::string& tensor) {
+  for (const char* state : kStates) {
+    if (!file.contains(tensor + state)) continue;
+    std::vector<std::string> names{tensor + state};
+    for (const char* table : kTables)
+      if (file.contains(tensor + table))
+        names.push_back(tensor + table);
+      else
+        check(std::string_view(table).starts_with(".nested"), Code::io, "'{}' is in 4 bits and has no '{}{}'", tensor,
+              tensor, table);
+    check(names.size() == 3 || names.size() == 5, Code::io,
+          "'{0}' has one of '{0}.nested_absmax' and '{0}.nested_quant_map'; expected both or none", tensor);
+    return names;
+  }
+  return std::nullopt;
+}
+
+struct FourBits {
+  Dims dims;
+  int64_t block = 0, nested_block = 0;
+  float offset = 0;
+};
+
+FourBits four_bits(const HostArray& values, const std::vector<HostArray>& companions, const std::string& tensor) {
+  const HostArray& text = companions.at(0);
+  FourBits s;
+  try {
+    check(text.dtype() == DType::u8, Code::io, "not bytes");
+    const nlohmann::json j = parse_json(std::string(reinterpret_cast<const char*>(text.data()), text.bytes()));
+    s.dims = j.at("shape").get<Dims>();
+    s.block = j.at("blocksize").get<int64_t>();
+    if (companions.size() == 5) {
+      s.nested_block = j.at("nested_blocksize").get<int64_t>();
+      s.offset = j.at("nested_offset").get<float>();
+    }
+  } catch (const std::exception& e) {
+    fail(Code::io, "'{}': its quant_state is not what bitsandbytes writes: {}", tensor, e.what());
+  }
+  const bool nested = companions.size() == 5;
+  const HostArray &largest = companions.at(1), &table = companions.at(2);
+  int64_t numbers = 1;
+  bool fits = s.block > 0 && (!nested || s.nested_block > 0) && !s.dims.empty();
+  for (const int64_t n : s.dims) fits = fits && n > 0 && !__builtin_mul_overflow(numbers, n, &numbers);
+  const auto blocks_of = [](int64_t n, int64_t block) { return n / block + (n % block != 0); };
+  fits = fits && numbers < INT64_MAX / 2 && values.bytes() == static_cast<size_t>((numbers + 1) / 2) &&
+         size_of(values.dtype()) == 1 && largest.shape().elements() == blocks_of(numbers, s.block) &&
+         largest.dtype() == (nested ? DType::u8 : DType::f32) && table.dtype() == DType::f32 &&
+         table.shape().elements() == 16;
+  if (fits && nested)
+    fits = companions.at(3).dtype() == DType::f32 && companions.at(4).dtype() == DType::f32 &&
+           companions.at(3).shape().elements() == blocks_of(largest.shape().elements(), s.nested_block) &&
+           companions.at(4).shape().elements() == 256;
+  check(fits, Code::io, "'{}': {} bytes and {} blocks do not fit its quant_state: shape {}, blocksize {}", tensor,
+        values.bytes(), largest.shape().elements(), to_string(s.dims), s.block);
+  return s;
+}
+
+Dims four_bit_dims(const HostArray& values, const std::vector<HostArray>& companions, const std::string& tensor) {
+  return four_bits(values, companions, tensor).dims;
+}
+
+HostArray from_four_bits(const HostArray& values, const std::vector<HostArray>& companions, const std::string& tensor) {
+  const FourBits s = four_bits(values, companions, tensor);
+  std::vector<float> largest(static_cast<size_t>(companions.at(1).shape().elements()));
+  if (companions.size() == 5) {
+    const auto of = companions[3].view<float>(), map = companions[4].view<float>();
+    const auto code = companions[1].view<uint8_t>();
+    for (size_t i = 0; i < largest.size(); ++i)
+      largest[i] = map[code[i]] * of[i / static_cast<size_t>(s.nested_block)] + s.offset;
+  } else {
+    std::ranges::copy(companions[1].view<float>(), largest.begin());
+  }
+  const auto map = companions[2].view<float>();
+  HostArray out({DType::f32, s.dims});
+  const auto y = out.mutable_view<float>();
+  const auto block = static_cast<size_t>(s.block);
+  const std::byte* q = values.data();
+  for (size_t i = 0; i < y.size(); ++i) {
+    const auto byte = std::to_integer<size_t>(q[i / 2]);
+    y[i] = map[i % 2 == 0 ? byte >> 4 : byte & 15] * largest[i / block];
+  }
+  return out;
+}
+
+bool is_state(const std::string& tensor) {
+  const auto ends = [&](const char* end) { return tensor.ends_with(end); };
+  return std::ranges::any_of(kStates, ends) || std::ranges::any_of(kTables, ends);
+}
+
+// bitsandbytes' int8 format: values · SCB / 127, with one SCB for each row. Source: bitsandbytes, nn/modules.py
+// (Int8Params) and functional.py (int8_vectorwise_dequant).
+
+std::optional<std::vector<std::string>> row_scales_beside(const HostArrays& file, const std::string& tensor) {
+  const std::string scales = module_of(tensor) + ".SCB";
+  if (file.at(tensor).dtype() != DType::s8 || !tensor.ends_with(".weight") || !file.contains(scales))
+    return std::nullopt;
+  return std::vector{scales};
+}
+
+bool is_int8_mark(const std::string& tensor) { return tensor.ends_with(".weight_format"); }
+
+HostArray times_row_scale(const HostArray& values, const std::vector<HostArray>& companions,
+                          const std::string& tensor) {
+  const HostArray& scale = companions.at(0);
+  const int64_t rows = values.dims().empty() ? 0 : values.dims()[0];
+  check(scale.dtype() == DType::f32 && scale.shape().elements() == rows, Code::io,
+        "'{}' is {} and its SCB {}; expected one number of f32 for each of {} rows", tensor, to_string(values.shape()),
+        to_string(scale.shape()), rows);
+  HostArray out = values.cast(DType::f32);
+  const auto y = out.mutable_view<float>();
+  const auto s = scale.view<float>();
+  const size_t row = y.size() / static_cast<size_t>(std::max<int64_t>(rows, 1));
+  constexpr float kOfOne = 1.0F / 127;
+  for (size_t i = 0; i < y.size(); ++i) y[i] *= s[i / row] * kOfOne;
+  return out;
+}
+
+// The first format that matches a tensor reads it.
+constexpr WeightFormat kFormats[] = {
+    {"GGUF", packing_beside, gguf_dims, is_packing, from_gguf},
+    {"bitsandbytes' 4 bits", state_beside, four_bit_dims, is_state, from_four_bits},
+    {"bitsandbytes' int8", row_scales_beside, nullptr, is_int8_mark, times_row_scale},
+    {"scaled float8", scale_beside, nullptr, is_scale_extra, times_scale},
+};
 
 }  // namespace
 

@@ -1,5 +1,5 @@
-// Quantized weights in files: a tensor of few bits, and companion tensors, such as its scale. Weights are dequantized
-// when they are read.
+// Quantized weights in files: a quantized tensor and companion tensors, such as its scale. Weights are dequantized when
+// they are read.
 #pragma once
 
 #include <optional>
@@ -12,17 +12,20 @@ namespace md {
 
 struct WeightFormat {
   const char* name;
-  /// Names of the companion tensors of `tensor`; nothing: it is not in this format. Throws
-  /// invalid_config naming what of the format is not supported.
+  /// Names of the companion tensors of `tensor`; none if the tensor is not in this format. Throws invalid_config naming
+  /// the part of the format that is not supported.
   std::optional<std::vector<std::string>> (*companions)(const HostArrays& file, const std::string& tensor);
-  /// Tensors of such files that are no weights and are not needed: scales of activations, marks.
+  /// The sizes of the weight, from headers or companions; null: they equal the tensor's. Throws io naming `tensor` if
+  /// they do not fit its bytes.
+  Dims (*dims)(const HostArray& values, const std::vector<HostArray>& companions, const std::string& tensor);
+  /// Whether `tensor` is an extra tensor of such files, not needed for the weights: scales of activations, marks.
   bool (*is_extra)(const std::string& tensor);
-  /// The values in f32, of the tensor's shape. `companions`: the tensors of those names, in that order. Throws io
-  /// naming `tensor` where their shapes do not fit.
+  /// The f32 values, with the weight's sizes. `companions`: the companion tensors, in the order of their names. Throws
+  /// io naming `tensor` if their shapes do not fit.
   HostArray (*dequantize)(const HostArray& values, const std::vector<HostArray>& companions, const std::string& tensor);
 };
 
-/// The first format that a tensor of a file is in, with the names of its companions; null: it is a plain array.
+/// A tensor's format and the names of its companions; null for a plain array. The first format that matches is used.
 struct FoundFormat {
   const WeightFormat* format = nullptr;
   std::vector<std::string> companions;

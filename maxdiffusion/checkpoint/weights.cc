@@ -21,13 +21,14 @@
 namespace md {
 namespace {
 
-constexpr size_t kListed = 10;  // names listed for each kind of fault
+constexpr size_t kListed = 10;  // names listed for each kind of error
 
-/// `name` with the alias applied; nothing where it does not apply.
+/// `name` with the alias applied; none if the alias does not match.
 std::optional<std::string> respelled(const std::string& name, const NameAlias& alias) {
-  const size_t at = alias.prefix ? (name.starts_with(alias.wanted) ? 0 : std::string::npos) : name.find(alias.wanted);
+  const size_t at =
+      alias.prefix ? (name.starts_with(alias.model_name) ? 0 : std::string::npos) : name.find(alias.model_name);
   if (at == std::string::npos) return std::nullopt;
-  return name.substr(0, at) + alias.found + name.substr(at + alias.wanted.size());
+  return name.substr(0, at) + alias.found + name.substr(at + alias.model_name.size());
 }
 
 size_t edit_distance(const std::string& a, const std::string& b) {
@@ -44,7 +45,7 @@ size_t edit_distance(const std::string& a, const std::string& b) {
   return row[b.size()];
 }
 
-/// The closest of `names`, if it is close enough to be what was meant.
+/// The closest of `names`, if it is close enough to be intended.
 std::optional<std::string> nearest(const std::string& name, const std::set<std::string>& names) {
   std::optional<std::string> best;
   size_t least = name.size() / 3 + 1;
@@ -65,16 +66,21 @@ std::string listed(const std::vector<std::string>& names) {
   return text;
 }
 
-/// An array of a file, or what it is made of when read.
-struct Taken {
+/// An array of a file, or the arrays from which it is computed when read.
+struct Match {
   HostArray array;
   WeightAlias from = {};
-  Dims dims = {};                          // of what is made of it
-  const WeightFormat* format = nullptr;    // of the array; null: it is plain
-  std::vector<HostArray> companions = {};  // what the format reads it with
+  Dims dims = {};                          // of the dequantized array
+  const WeightFormat* format = nullptr;    // null: a plain array
+  std::vector<HostArray> companions = {};  // inputs of the format besides the array
 
+  /// Type and sizes for the model.
+  Shape result() const {
+    if (!format) return array.shape();
+    return {DType::f32, format->dims ? format->dims(array, companions, from.full_name()) : array.dims()};
+  }
   HostArray read(DType type) const {
-    const HostArray values = format ? format->dequantize(array, companions, from.whole()) : array;
+    const HostArray values = format ? format->dequantize(array, companions, from.full_name()) : array;
     const HostArray as_wanted = select_parts(values, from.part, from.parts).cast(type);
     HostArray out = from.transposed ? transposed(as_wanted) : as_wanted.reshaped(dims);
     if (out.owner() != array.owner()) release_pages(array.data(), array.bytes());
@@ -82,43 +88,44 @@ struct Taken {
   }
 };
 
-/// Matches names against one file and remembers what went wrong.
+/// Matches names against one file and collects the errors.
 class Matcher {
  public:
   Matcher(const SafetensorsReader& file, const LoadOptions& options) : file_(file), options_(options) {
     for (const auto& [name, array] : file.tensors()) unused_.insert(name);
   }
 
-  /// As the file holds it; an empty array, and a noted trouble, where the file cannot give it.
-  Taken take(const std::string& name, const Shape& shape) {
+  /// The file's array; if the file has none that matches, an empty array and a collected error.
+  Match take(const std::string& name, const Shape& shape) {
     const std::optional<WeightAlias> found = find(name);
     if (!found) {
       if (options_.misfits) options_.misfits->push_back({name, shape.dims, std::nullopt});
       missing_.push_back(name);
       return {};
     }
-    const std::string key = found->whole();
+    const std::string key = found->full_name();
     unused_.erase(key);
-    if (options_.taken) options_.taken->insert(key);
+    if (options_.matched) options_.matched->insert(key);
     if (!found->prefix.empty()) prefixes_.insert(found->prefix);
     const HostArray& array = file_.tensors().at(key);
-    Dims wanted = without_trailing_ones(shape.dims);
-    if (found->transposed && wanted.size() == 2) std::swap(wanted[0], wanted[1]);
-    if (found->parts > 1) wanted[0] = wanted[0] / std::ssize(found->part) * found->parts;
-    if (without_trailing_ones(array.dims()) != wanted ||
-        (array.dtype() != shape.dtype && !(is_float(array.dtype()) && is_float(shape.dtype)))) {
-      if (options_.misfits) options_.misfits->push_back({name, wanted, without_trailing_ones(array.dims())});
-      other_shape_.push_back(
-          fmt::format("'{}' is {} in '{}'; the model needs {}{}", key, to_string(array.shape()), file_.file_of(key),
-                      found->parts > 1 ? fmt::format("of {} equal parts ", found->parts) : "", to_string(shape)));
-      return {};
-    }
     const FoundFormat format = format_of(file_.tensors(), key);
-    Taken taken{array, *found, shape.dims, format.format};
+    Match taken{array, *found, shape.dims, format.format};
     for (const std::string& other : format.companions) {
       taken.companions.push_back(file_.tensors().at(other));
       unused_.erase(other);
-      if (options_.taken) options_.taken->insert(other);
+      if (options_.matched) options_.matched->insert(other);
+    }
+    const Shape stored = taken.result();
+    Dims expected = without_trailing_ones(shape.dims);
+    if (found->transposed && expected.size() == 2) std::swap(expected[0], expected[1]);
+    if (found->parts > 1) expected[0] = expected[0] / std::ssize(found->part) * found->parts;
+    if (without_trailing_ones(stored.dims) != expected ||
+        (stored.dtype != shape.dtype && !(is_float(stored.dtype) && is_float(shape.dtype)))) {
+      if (options_.misfits) options_.misfits->push_back({name, expected, without_trailing_ones(stored.dims)});
+      other_shape_.push_back(
+          fmt::format("'{}' is {} in '{}'; the model needs {}{}", key, to_string(stored), file_.file_of(key),
+                      found->parts > 1 ? fmt::format("of {} equal parts ", found->parts) : "", to_string(shape)));
+      return {};
     }
     return taken;
   }
@@ -154,15 +161,15 @@ class Matcher {
     for (const NameAlias& alias : options_.aliases)
       if (auto other = respelled(name, alias); other && file_.tensors().contains(*other))
         return WeightAlias{.name = *other};
-    if (options_.weight_names.of)
-      for (const WeightAlias& other : options_.weight_names.of(name))
-        if (file_.tensors().contains(other.whole())) return other;
+    if (options_.weight_names.aliases)
+      for (const WeightAlias& other : options_.weight_names.aliases(name))
+        if (file_.tensors().contains(other.full_name())) return other;
     return std::nullopt;
   }
 
   const SafetensorsReader& file_;
   const LoadOptions& options_;
-  std::set<std::string> unused_, prefixes_;  // of WeightAlias
+  std::set<std::string> unused_, prefixes_;  // prefixes_: of WeightAlias
   std::vector<std::string> missing_, other_shape_;
 };
 
@@ -170,18 +177,18 @@ std::string layer_name(const std::string& name, size_t star, int64_t layer) {
   return name.substr(0, star) + std::to_string(layer) + name.substr(star + 1);
 }
 
-/// What of the file makes one wanted weight: itself, or the layers of a stack.
+/// The matches for one expected weight: one, or one for each layer of a stack.
 struct Found {
-  WantedWeight wanted;
-  std::vector<Taken> parts;
+  WantedWeight weight;
+  std::vector<Match> parts;
 
   HostArray read(bool keep_type) const {
-    Shape shape = wanted.shape;
+    Shape shape = weight.shape;
     if (keep_type && !parts.at(0).format) shape.dtype = parts[0].array.dtype();
-    if (wanted.name.find('*') == std::string::npos) return parts[0].read(shape.dtype);
+    if (weight.name.find('*') == std::string::npos) return parts[0].read(shape.dtype);
     HostArray all(shape);
     std::byte* to = all.mutable_data();
-    for (const Taken& part : parts) {
+    for (const Match& part : parts) {
       const HostArray layer = part.read(shape.dtype);
       std::memcpy(to, layer.data(), layer.bytes());
       release_pages(layer.data(), layer.bytes());
@@ -201,14 +208,14 @@ Found find(Matcher& matcher, const WantedWeight& w) {
   return found;
 }
 
-/// A stack that is made for its first layer that is read, and let go of after as many as it has. Thread safe.
+/// A stack that is computed when its first layer is read, and released when all its layers have been read. Thread safe.
 class MadeStack {
  public:
   explicit MadeStack(Shard shard) : shard_(std::move(shard)) {}
   HostArray row(int64_t i) {
     const std::lock_guard lock(mutex_);
     if (!values_) values_ = shard_.get(), left_ = shard_.slice.size[0];
-    const HostArray row = row_of(values_, i);
+    HostArray row = row_of(values_, i);
     if (--left_ == 0) values_ = {};
     return row;
   }
@@ -224,30 +231,30 @@ class MadeStack {
 
 const std::vector<NameAlias>& published_aliases() {
   static const std::vector<NameAlias> table = {
-      {.wanted = "text_model.", .found = "", .prefix = true},
-      {.wanted = "", .found = "text_model.", .prefix = true},
-      {.wanted = "vision_model.", .found = "", .prefix = true},
-      {.wanted = "shared.", .found = "encoder.embed_tokens.", .prefix = true},
-      {.wanted = ".to_q.", .found = ".query."},
-      {.wanted = ".to_k.", .found = ".key."},
-      {.wanted = ".to_v.", .found = ".value."},
-      {.wanted = ".to_out.0.", .found = ".proj_attn."},
+      {.model_name = "text_model.", .found = "", .prefix = true},
+      {.model_name = "", .found = "text_model.", .prefix = true},
+      {.model_name = "vision_model.", .found = "", .prefix = true},
+      {.model_name = "shared.", .found = "encoder.embed_tokens.", .prefix = true},
+      {.model_name = ".to_q.", .found = ".query."},
+      {.model_name = ".to_k.", .found = ".key."},
+      {.model_name = ".to_v.", .found = ".value."},
+      {.model_name = ".to_out.0.", .found = ".proj_attn."},
   };
   return table;
 }
 
-std::function<HostArrays()> open_weights(const std::string& path, const std::vector<WantedWeight>& wanted,
+std::function<HostArrays()> open_weights(const std::string& path, const std::vector<WantedWeight>& weights,
                                          const LoadOptions& options) {
-  return open_weights(SafetensorsReader::open(path), path, wanted, options);
+  return open_weights(SafetensorsReader::open(path), path, weights, options);
 }
 
 namespace {
 
 std::vector<Found> match(const SafetensorsReader& file, const std::string& path,
-                         const std::vector<WantedWeight>& wanted, const LoadOptions& options) {
+                         const std::vector<WantedWeight>& weights, const LoadOptions& options) {
   Matcher matcher(file, options);
   std::vector<Found> found;
-  for (const WantedWeight& w : wanted) found.push_back(find(matcher, w));
+  for (const WantedWeight& w : weights) found.push_back(find(matcher, w));
   matcher.finish(path);
   return found;
 }
@@ -255,35 +262,35 @@ std::vector<Found> match(const SafetensorsReader& file, const std::string& path,
 }  // namespace
 
 std::function<HostArrays()> open_weights(const SafetensorsReader& file, const std::string& path,
-                                         const std::vector<WantedWeight>& wanted, const LoadOptions& options) {
-  return [found = match(file, path, wanted, options), path, keep = options.keep_types] {
+                                         const std::vector<WantedWeight>& weights, const LoadOptions& options) {
+  return [found = match(file, path, weights, options), path, keep = options.keep_types] {
     verify_component(path);
     HostArrays out;
-    for (const Found& f : found) out[f.wanted.name] = f.read(keep);
+    for (const Found& f : found) out[f.weight.name] = f.read(keep);
     return out;
   };
 }
 
 ArraysToWrite open_each_weight(const SafetensorsReader& file, const std::string& path,
-                               const std::vector<WantedWeight>& wanted, const LoadOptions& options) {
-  const std::vector<Found> found = match(file, path, wanted, options);
+                               const std::vector<WantedWeight>& weights, const LoadOptions& options) {
+  const std::vector<Found> found = match(file, path, weights, options);
   verify_component(path);
   ArraysToWrite out;
   for (const Found& f : found) {
-    const size_t star = f.wanted.name.find('*');
+    const size_t star = f.weight.name.find('*');
     for (size_t i = 0; i < f.parts.size(); ++i) {
-      const Taken& part = f.parts[i];
-      const Shape shape{options.keep_types && !part.format ? part.array.dtype() : f.wanted.shape.dtype, part.dims};
+      const Match& part = f.parts[i];
+      const Shape shape{options.keep_types && !part.format ? part.array.dtype() : f.weight.shape.dtype, part.dims};
       const std::string name =
-          star == std::string::npos ? f.wanted.name : layer_name(f.wanted.name, star, static_cast<int64_t>(i));
+          star == std::string::npos ? f.weight.name : layer_name(f.weight.name, star, static_cast<int64_t>(i));
       out[name] = {shape, [part, type = shape.dtype] { return part.read(type); }};
     }
   }
   return out;
 }
 
-HostArrays load_weights(const std::string& path, const std::vector<WantedWeight>& wanted, const LoadOptions& options) {
-  return open_weights(path, wanted, options)();
+HostArrays load_weights(const std::string& path, const std::vector<WantedWeight>& weights, const LoadOptions& options) {
+  return open_weights(path, weights, options)();
 }
 
 std::vector<std::string> weight_files(const SafetensorsReader& file, const std::string& path) {

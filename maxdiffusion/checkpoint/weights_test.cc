@@ -23,12 +23,12 @@ bool has(const std::string& text, const std::string& part) { return text.find(pa
 class Weights : public testing::Test {
  protected:
   void file(const HostArrays& tensors) { write_safetensors(t / "model.safetensors", tensors); }
-  auto load(const std::vector<WantedWeight>& wanted, const LoadOptions& o = {}) {
-    return load_weights(t.path(), wanted, o);
+  auto load(const std::vector<WantedWeight>& expected, const LoadOptions& o = {}) {
+    return load_weights(t.path(), expected, o);
   }
-  std::string error_of(const std::vector<WantedWeight>& wanted, const LoadOptions& o = {}) {
+  std::string error_of(const std::vector<WantedWeight>& expected, const LoadOptions& o = {}) {
     try {
-      load(wanted, o);
+      load(expected, o);
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Code::io);
       return e.what();

@@ -1,6 +1,6 @@
-// `accelerator_check`: what a device is good for, in one folder and a bounded time. Each step is a child process: this
-// program's commands, the tests of bench/accelerator's manifest, PyTorch where it is. What is checked and timed is the
-// manifest's to say: no model is named here.
+// `accelerator_check`: tests and measures a device, in one folder and within a time limit. Each step is a child
+// process: this program's commands, the tests of bench/accelerator's manifest, PyTorch if it is installed. The manifest
+// determines what is tested and timed: this file names no model.
 #include <fmt/chrono.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -47,9 +47,9 @@ struct CheckKeys {
   }
 };
 
-/// The folder with configs/ and bench/: of the source tree, or installed with the program.
+/// The folder with configs/ and bench/: the source tree, or the installed files.
 std::string shared_folder() {
-  const fs::path program = own_program(), prefix = program.parent_path().parent_path();
+  const fs::path program = this_program(), prefix = program.parent_path().parent_path();
   for (const fs::path& folder : {prefix, prefix / "share/maxdiffusion"})
     if (fs::exists(folder / "bench/accelerator")) return folder;
   throw Error(Code::io,
@@ -59,21 +59,21 @@ std::string shared_folder() {
       .note("try: ./run package tar in a clone, and the program in that tar; a wheel holds no tests");
 }
 
-/// A program that lies beside this one, or came with it in libexec/; empty: there is none.
+/// A program in this program's folder, or in libexec/ of the installation; empty: none.
 std::string tool(const std::string& name) {
-  const fs::path folder = fs::path(own_program()).parent_path();
+  const fs::path folder = fs::path(this_program()).parent_path();
   for (const fs::path& file : {folder / name, folder / "../libexec" / name})
     if (fs::exists(file)) return fs::weakly_canonical(file);
   return "";
 }
 
-std::string here() {
+std::string this_hardware() {
   for (const char* hardware : {"gpu", "tpu"})
     if (pjrt::platform_for(hardware).absent("").empty()) return hardware;
   return "cpu";
 }
 
-/// The last number that a pattern's first group finds; `none` where it finds none.
+/// The last number that the pattern's first group matches; `none` if there is no match.
 double number(const std::string& text, const std::string& pattern, double none = -1) {
   const std::regex form(pattern);
   double found = none;
@@ -90,7 +90,7 @@ double median(std::vector<double> values) {
 std::string gib(double bytes) { return bytes < 0 ? "–" : fmt::format("{:.2f}", bytes / (1 << 30)); }
 std::string shown(double value, int digits = 3) { return value < 0 ? "–" : fmt::format("{:.{}g}", value, digits); }
 
-/// Steps of a run as metrics.jsonl has them.
+/// The steps in a run's metrics.jsonl.
 std::vector<json> steps_of(const std::string& run) {
   std::vector<json> out;
   if (!exists(run + "/metrics.jsonl")) return out;
@@ -107,7 +107,7 @@ std::vector<double> column(const std::vector<json>& steps, const char* name) {
   return out;
 }
 
-/// The newest file below a folder whose name ends so; empty: there is none.
+/// The newest file below a folder with this suffix; empty: none.
 std::string newest(const std::string& folder, const std::string& ending) {
   fs::path best;
   std::error_code ec;
@@ -117,7 +117,7 @@ std::string newest(const std::string& folder, const std::string& ending) {
   return best;
 }
 
-/// How many of the files of arrays of a checkpoint are the same bytes in another, of how many.
+/// Number of a checkpoint's array files that have the same bytes in another checkpoint, and number of all.
 std::pair<int64_t, int64_t> same_files(const std::string& a, const std::string& b) {
   int64_t same = 0, all = 0;
   std::error_code ec;
@@ -136,8 +136,8 @@ class Check {
       : keys_(keys),
         share_(shared_folder()),
         out_(fs::absolute(keys.output)),
-        hardware_(keys.hardware.empty() ? here() : keys.hardware) {
-    pjrt::platform_for(hardware_);  // throws where there is no such name
+        hardware_(keys.hardware.empty() ? this_hardware() : keys.hardware) {
+    pjrt::platform_for(hardware_);  // throws for an unknown name
     for (const char* folder : {"logs", "images", "traces", "runs", "models"}) make_folders(out_ + "/" + folder);
     manifest_ = parse_json(read_file(fmt::format("{}/bench/accelerator/{}.json", share_, keys.sizes)));
     report_ = {{"version", version()},
@@ -163,7 +163,7 @@ class Check {
     text_ += fmt::format("\n{:.1f} minutes in all; {} of {} steps ended well.\n", elapsed() / 60, well_,
                          report_["steps"].size());
     write();
-    // The report is what is to be taken along.
+    // Large files are removed: users copy the output folder from this machine for its report.
     for (const char* folder : {"models", "cache", "data"}) fs::remove_all(out_ + "/" + folder);
     for (const auto& run : fs::directory_iterator(out_ + "/runs"))
       if (run.is_directory())
@@ -181,7 +181,7 @@ class Check {
     text_ += "\n## " + title + "\n\n";
     try {
       act();
-    } catch (const std::exception& e) {  // the next section may do better
+    } catch (const std::exception& e) {  // the next section may succeed
       log_error("{}: {}", title, e.what());
       text_ += fmt::format("\nended early: {}\n", e.what());
     }
@@ -193,9 +193,9 @@ class Check {
     write_file_atomic(out_ + "/report.json", dump_json(report_, 2) + "\n");
   }
 
-  /// Whether a step may end badly, which is then said where its figures would be: if memory is short, or always.
+  /// Whether a failure of a step is expected, and then reported in place of its figures: out of memory only, or any.
   enum class MayFail { no, of_memory, yes };
-  /// A step, which has what time is left of its section.
+  /// Runs a step with the remaining time of its section as limit.
   ChildResult step(const std::string& name, const std::vector<std::string>& words, ChildOptions o = {},
                    MayFail may_fail = MayFail::no) {
     ChildResult r;
@@ -231,9 +231,9 @@ class Check {
     }
     return r;
   }
-  ChildResult command(const std::string& name, std::vector<std::string> words, ChildOptions o = {},
+  ChildResult command(const std::string& name, std::vector<std::string> words, const ChildOptions& o = {},
                       MayFail may_fail = MayFail::no) {
-    words.insert(words.begin(), own_program());
+    words.insert(words.begin(), this_program());
     return step(name, words, o, may_fail);
   }
   void table(const std::vector<std::string>& header) {
@@ -247,7 +247,7 @@ class Check {
 
   // ---- 1, 2
 
-  /// Runs tests on the device; a row for each kind with its failures and largest deviations.
+  /// Runs tests on the device; adds one row for each kind with its failures and largest deviations.
   void test(const std::vector<std::string>& kinds) {
     const std::string program = tool("device_tests");
     if (program.empty()) {
@@ -291,7 +291,7 @@ class Check {
     }
     table({"tests", "passed", "failed", "s", "which failed"});
     for (const auto& cells : rows) row(cells);
-    // Of many the largest, by the last part of their names.
+    // Only the largest deviations, by the last part of their names.
     std::erase_if(deviations, [](const auto& d) { return d[1] == "0" && d[2] == "0"; });
     std::ranges::stable_sort(deviations, std::greater(),
                              [](const auto& d) { return std::max(number(d[1], "(.+)"), number(d[2], "(.+)")); });
@@ -342,7 +342,7 @@ class Check {
     const auto folder = [&](const std::string& run) { return out_ + "/runs/" + run; };
     text_ += fmt::format("\n### {} (`{}`, {} steps)\n\n", name, config, steps);
     const std::string on_cpu = name + "_cpu", on_device = name + "_" + (hardware_ == "cpu" ? "again" : hardware_);
-    // The device first: it is what is checked, and the CPU may take what is left.
+    // The device first: it is the one under test; the CPU gets the remaining time.
     const bool device = command(on_device, quickstart_words(q, on_device, hardware_)).well();
     if (device) {
       resume(q, on_device, name + "_resumed", [&](const std::string& run) {
@@ -397,7 +397,7 @@ class Check {
       }
   }
 
-  /// Goes on with what `interrupted` leaves of a run, and compares its end with that of the whole run.
+  /// Resumes the interrupted run, and compares its end with that of the uninterrupted run.
   void resume(const json& q, const std::string& whole, const std::string& run,
               const std::function<bool(const std::string&)>& interrupted) {
     fs::remove_all(out_ + "/runs/" + run);
@@ -414,12 +414,12 @@ class Check {
 
   // ---- 4
 
-  /// A model folder of a manifest's parts, without weights.
+  /// A model folder built from the manifest's configs, without weights.
   std::string model_folder(const json& m) {
     if (m.contains("folder")) return share_ + "/" + m.at("folder").get<std::string>();
     std::string name = m.at("name");
     std::ranges::replace(name, ' ', '_');
-    const std::string folder = out_ + "/models/" + name;
+    std::string folder = out_ + "/models/" + name;
     json index = {{"_class_name", m.at("pipeline")}};
     const auto put = [&](const std::string& part, const std::string& file, const json& config) {
       make_folders(folder + "/" + part);
@@ -470,7 +470,7 @@ class Check {
   }
 
   void speed() {
-    // Each model has its part of what is left, so that a compiler that takes long leaves time for the others.
+    // The remaining time is divided among the models, so that a slow compilation leaves time for the others.
     const json& models = manifest_.at("models");
     const double end = end_of_section_;
     for (size_t i = 0; i < models.size(); ++i) {
@@ -580,7 +580,7 @@ class Check {
     for (const std::string& line : lines) text_ += line;
   }
 
-  /// Latents of a model with random weights, where there is what writes them.
+  /// Generates latents of a model with random weights, if there is a tool that writes these.
   void sample(const json& m, const std::string& folder, json& entry) {
     if (!m.contains("sampling")) return;
     const std::string writer = tool("random_weights"), name = m.at("name");
@@ -589,7 +589,7 @@ class Check {
       return;
     }
     std::string with_weights = folder;
-    if (m.contains("folder")) {  // which is not ours to write to
+    if (m.contains("folder")) {  // a folder of the source tree, which must not be written to
       with_weights = out_ + "/models/copy";
       fs::remove_all(with_weights);
       fs::copy(folder, with_weights, fs::copy_options::recursive);
@@ -697,7 +697,7 @@ void accelerator_check(const Words& words) {
 Command accelerator_check_command() {
   return {"accelerator_check", "[minutes=40] [output=FOLDER] [hardware=gpu|tpu|cpu]",
           "check a device and time it: operations, goldens, quickstarts, speed, traces; writes a report",
-          accelerator_check, [](const KeyPrinter& print) { print_own_keys<CheckKeys>(print); }};
+          accelerator_check, [](const KeyPrinter& print) { print_command_keys<CheckKeys>(print); }};
 }
 
 }  // namespace md

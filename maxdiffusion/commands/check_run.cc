@@ -1,10 +1,13 @@
+#include <filesystem>
 #include <memory>
 #include <optional>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
+#include "maxdiffusion/commands/check_data.h"
 #include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/commands/generate.h"
 #include "maxdiffusion/commands/train.h"
@@ -17,10 +20,10 @@
 namespace md {
 namespace {
 
-/// What a check has found so far.
+/// Collects the errors of a check.
 class Faults {
  public:
-  /// Says what `part` throws. Whether it threw nothing.
+  /// Runs `part` and logs its error. Returns whether it threw none.
   bool pass(const std::string& name, const std::function<void()>& part) {
     try {
       part();
@@ -41,7 +44,7 @@ class Faults {
   Code first_ = Code::internal;
 };
 
-/// Says how long all captions are and which sizes all images have, with warnings where training has some.
+/// Logs the lengths of all captions and the sizes of all images, with the warnings that training would log.
 void check_records(const DataPlan& plan, bool upscales, const Family& family) {
   if (!plan.reads_images()) return;
   const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.source));
@@ -51,10 +54,11 @@ void check_records(const DataPlan& plan, bool upscales, const Family& family) {
   std::map<std::pair<int64_t, int64_t>, ImageSize> size_of;  // by pixels and height
   std::string smallest;
   const auto check_record = [&](const Record& r) {
-    captions.push_back(plan.dreambooth ? plan.dreambooth->instance_prompt : r.caption);
+    captions.push_back(plan.dreambooth ? plan.dreambooth->instance_prompt
+                                       : applied(plan.images.of_folder(r.folder).captions, r.caption, 0, r.name));
     longest = std::max(longest, captions.back().size());
     empty += captions.back().empty() ? 1 : 0;
-    if (r.image.bytes.empty() || family.spec().videos()) return;  // clips say nothing before they are read
+    if (r.image.bytes.empty() || family.spec().videos()) return;  // a clip's header does not contain its size
     try {
       const ImageSize s =
           decode_stored_image(r.image.bytes.data(), r.image.bytes.size(), r.name, {.only_size = true}).size;
@@ -75,7 +79,7 @@ void check_records(const DataPlan& plan, bool upscales, const Family& family) {
     }
   log_info("{}: {}, the longest of {}; {} empty", source->name(), counted(std::ssize(captions), "caption"),
            counted(static_cast<int64_t>(longest), "byte"), empty);
-  family.tokenize(captions);  // warns of those that are cut
+  family.tokenize(captions);  // warns of truncated captions
   if (size_of.empty()) return;
   log_info("{}: {} from {} to {}", source->name(), counted(images, "image"), to_string(size_of.begin()->second),
            to_string(size_of.rbegin()->second));
@@ -84,7 +88,7 @@ void check_records(const DataPlan& plan, bool upscales, const Family& family) {
                 small == 1 ? "1 image is" : fmt::format("{} images are", small), plan.images.resolution, smallest);
 }
 
-/// Traces the training step and opens all weights by name and shape. Of the autoencoder they are read.
+/// Traces the training step and opens all weights by name and shape. The autoencoder's weights are also read.
 void check_weights(ModelComponents& m, const TrainPlan& plan) {
   const StepPrograms programs(m.devices(), pointers(plan.tasks), plan.loop.step, "train");
   initial_values(m, plan, programs.params());
@@ -96,7 +100,7 @@ void check_weights(ModelComponents& m, const TrainPlan& plan) {
   }
 }
 
-/// What can be checked where the model does not open.
+/// Checks that do not need the model, if it cannot be opened.
 void check_without_model(const TrainingRequest& r, Faults& faults) {
   faults.pass("outputs", [&] { check_outputs(r.run, ""); });
   faults.pass("data", [&] {
@@ -129,6 +133,8 @@ void check_run(const TrainingRequest& r) {
       data = open_training_data(*models, plan, false);
       for (const auto& [name, a] : data->batches->next()) log_info("first batch: {} {}", name, to_string(a.shape()));
       check_records(plan.data, !r.data.images.bucket_no_upscale, *models->family());
+      if (plan.data.reads_images())
+        check_images(open_source(prepare_source(plan.data.source)), plan.data.images, r.run.seed, r.check_dir);
     });
   if (data)
     faults.pass("weights",
@@ -142,10 +148,66 @@ void check_run(const TrainingRequest& r) {
   faults.finish();
 }
 
+namespace {
+
+/// Whether a word names data instead of a config: a folder, or a dataset file. An ai-toolkit file is YAML as well.
+bool names_data(const std::string& word) {
+  std::error_code ec;
+  if (word.find('=') != word.npos) return false;
+  if (std::filesystem::is_directory(word, ec) || word.ends_with(".toml") || word.ends_with(".json")) return true;
+  if (!(word.ends_with(".yaml") || word.ends_with(".yml")) || !exists(word)) return false;
+  const std::string text = "\n" + read_file(word);
+  return text.find("\nconfig:") != text.npos || text.find("\ndatasets:") != text.npos;
+}
+
+/// Whether a folder contains folders with kohya's names ("10_name").
+bool has_repeats(const std::string& folder) {
+  std::error_code ec;
+  for (const auto& entry : std::filesystem::directory_iterator(folder, ec)) {
+    const std::string name = entry.path().filename().string();
+    const size_t digits = name.find_first_not_of("0123456789");
+    if (digits != 0 && digits != name.npos && name[digits] == '_' && entry.is_directory()) return true;
+  }
+  return false;
+}
+
+/// Checks data without a model, so sizes and captions are not compared with a model's limits.
+void check_data_alone(const Words& words) {
+  std::error_code ec;
+  const bool folder = std::filesystem::is_directory(words[0], ec);
+  Words keys(words.begin() + 1, words.end());
+  keys.push_back((!folder || has_repeats(words[0]) ? "dataset_config=" : "train_data_dir=") + words[0]);
+  const TrainingRequest r = training_request(config_of_keys(keys));
+  const SourcePlan plan = plan_source(r.data, DataMode::images);
+  const ImageKeys& k = r.data.images;
+  ImageConfig images{.resolution = k.resolution,
+                     .center_crop = k.center_crop,
+                     .random_crop = k.random_crop,
+                     .random_flip = k.random_flip,
+                     .mask = k.alpha_mask ? MaskFrom::alpha : MaskFrom::none,
+                     .unmasked_weight = k.unmasked_weight};
+  const bool clips =
+      plan.config.folders.empty() ? plan.config.dataset_type == "clip_folder" : plan.config.folders[0].clips;
+  if (clips) images.clip.emplace(ClipConfig{.frames = r.data.sample.num_frames.value_or(17), .fps = r.data.sample.fps});
+  if (!plan.config.folders.empty())
+    images = plan_folders(images, plan.config.folders, r.data, nullptr);
+  else if (k.enable_bucket)
+    images.buckets.emplace(AspectBucketConfig{k.resolution, k.min_bucket_reso, k.max_bucket_reso, k.bucket_reso_steps,
+                                              k.bucket_no_upscale});
+  check_images(open_source(prepare_source(plan)), images, r.run.seed, r.check_dir);
+}
+
+}  // namespace
+
 Command check_command() {
-  return {"check", kConfigArguments,
-          "check everything that a training run needs up to its first step, and report what is wrong",
-          [](const Words& words) { check_run(training_request(config_of("check", words))); }, print_all_config_keys};
+  return {
+      "check", "CONFIG|DATA [key=value …]",
+      "check everything that a training run needs up to its first step, or a dataset alone, and report what is wrong",
+      [](const Words& words) {
+        if (!words.empty() && names_data(words[0])) return check_data_alone(words);
+        check_run(training_request(config_of("check", words)));
+      },
+      print_all_config_keys};
 }
 
 }  // namespace md

@@ -12,7 +12,7 @@
 namespace md {
 namespace {
 
-/// `name`, or where it does not exist the file of that name which came with the program (configs/…).
+/// `name`, or if it does not exist the installed file of that name (configs/…).
 std::string file_or_shipped(const std::string& name) {
   if (exists(name) || name.starts_with('/')) return name;
   std::string shipped = shipped_file(name);
@@ -22,6 +22,25 @@ std::string file_or_shipped(const std::string& name) {
 }
 
 }  // namespace
+
+std::pair<Words, Words> split_words(const Words& words, const KeyList& keys) {
+  std::pair<Words, Words> out;
+  for (size_t i = 0; i < words.size(); ++i) {
+    const size_t start = words[i].starts_with("--") ? 2 : 0;
+    std::string name = words[i].substr(start, words[i].find('=') - start);
+    std::ranges::replace(name, '-', '_');
+    const auto key = std::ranges::find(keys.keys(), name, &ConfigKey::name);
+    const bool assigned = words[i].find('=') != std::string::npos;
+    if (key == keys.keys().end() || (start == 0 && !assigned)) {
+      out.second.push_back(words[i]);
+      continue;
+    }
+    out.first.push_back(words[i]);
+    const bool is_switch = key->type.starts_with("true");
+    if (!assigned && !is_switch && i + 1 < words.size()) out.first.push_back(words[++i]);
+  }
+  return out;
+}
 
 RunConfig config_of(const char* command, const Words& words) {
   check(!words.empty(), Code::invalid_config,
@@ -36,6 +55,8 @@ RunConfig config_of(const char* command, const Words& words) {
   }
   return RunConfig::load(file_or_shipped(words[0]), Words(words.begin() + 1, words.end()));
 }
+
+RunConfig config_of_keys(const Words& words) { return RunConfig::load("", words); }
 
 void print_config_keys(const KeyPrinter& print, std::initializer_list<std::string_view> titles) {
   RunConfig defaults;

@@ -1,4 +1,4 @@
-// A command of the program: a file here that gives a Command, and a row of registry.cc.
+// Commands of the program. Each is a file here that defines a Command, and a row of registry.cc.
 #pragma once
 
 #include <functional>
@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "maxdiffusion/config/config.h"
@@ -14,7 +15,7 @@
 
 namespace md {
 
-/// What follows the command's name.
+/// Command-line arguments after the command's name.
 using Words = std::vector<std::string>;
 
 /// Prints a group of keys under its title.
@@ -23,19 +24,19 @@ using KeyPrinter = std::function<void(const char* title, const KeyList& keys)>;
 struct Command {
   const char *name, *arguments, *meaning;  // as help prints them
   void (*run)(const Words&);
-  void (*keys)(const KeyPrinter& print);         // prints its keys, a group after the other
-  bool joint = false;                            // several processes may do it together
+  void (*keys)(const KeyPrinter& print);         // calls `print` for each group of its keys
+  bool joint = false;                            // whether several processes may run it together
   void (*as_reference)(const Words&) = nullptr;  // under one of MaxDiffusion's names; null: as `run`
 };
 
 /// In the order of help.
 const std::vector<Command>& commands();
-/// Runs the command that words[0] names, in any of its names, or prints help. Throws invalid_config.
+/// Runs the command whose name, or another program's name for it, is words[0], or prints help. Throws invalid_config.
 void run_command(const Words& words);
 
 // --- For the files of commands --------------------------------------------------------------------------------------
 
-/// Reads the words from the `first` on as key=value.
+/// Assigns words[first], words[first + 1], …, each key=value, to the keys of `configs`.
 template <class... Keys>
 void assign(const Words& words, size_t first, Keys&... configs) {
   KeyList keys;
@@ -45,14 +46,27 @@ void assign(const Words& words, size_t first, Keys&... configs) {
   source.rename(renamed_keys());
   keys.assign(source);
 }
-/// The config that a command's words name: a file, then key=value words.
+/// Separates the words that set one of `keys` (first; `--key value` is two words) from all others (second).
+std::pair<Words, Words> split_words(const Words& words, const KeyList& keys);
+/// Sets a command's keys, which may stand anywhere among the words; returns the other words.
+template <class... Keys>
+Words take_keys(const Words& words, Keys&... configs) {
+  KeyList keys;
+  (keys.add(configs), ...);
+  auto [command_words, others] = split_words(words, keys);
+  assign(command_words, 0, configs...);
+  return others;
+}
+/// Loads the config from a command's words: a file, then key=value words.
 RunConfig config_of(const char* command, const Words& words);
+/// The config of key=value words without a file.
+RunConfig config_of_keys(const Words& words);
 
-/// The title of a command's own keys, where it has one group of them.
-inline constexpr const char* kOwnKeys = "keys";
+/// Title of a command's own keys if they are one group.
+inline constexpr const char* kCommandKeys = "keys";
 /// Prints a command's own keys.
 template <class... Keys>
-void print_own_keys(const KeyPrinter& print, const char* title = kOwnKeys) {
+void print_command_keys(const KeyPrinter& print, const char* title = kCommandKeys) {
   std::tuple<Keys...> configs;
   KeyList keys;
   std::apply([&](auto&... config) { (keys.add(config), ...); }, configs);
@@ -60,12 +74,12 @@ void print_own_keys(const KeyPrinter& print, const char* title = kOwnKeys) {
 }
 /// Prints the groups of a config's keys (RunConfig::groups) that a command reads.
 void print_config_keys(const KeyPrinter& print, std::initializer_list<std::string_view> titles);
-/// All groups, as a command prints them that trains or looks at training.
+/// Prints all groups, for commands that train or inspect training.
 void print_all_config_keys(const KeyPrinter& print);
-/// What such a command is given.
+/// Usage of the arguments of commands that read a config.
 inline constexpr const char* kConfigArguments = "CONFIG [key=value …]";
 
-/// Prints docs/keys.md: every key of a config and of a command, and what other programs call them.
+/// Prints docs/keys.md: every key of configs and commands, and its names in other programs.
 void print_key_reference();
 
 }  // namespace md

@@ -1,4 +1,4 @@
-// `completion`: what a shell reads to complete commands and keys.
+// `completion`: prints the script with which a shell completes commands and keys.
 #include <fmt/format.h>
 
 #include "maxdiffusion/base/error.h"
@@ -9,7 +9,7 @@
 namespace md {
 namespace {
 
-/// The places of a shell's file: below share/maxdiffusion of an installation, and in a checkout.
+/// Location of a shell's script: relative to share/maxdiffusion of an installation, and in a checkout.
 struct Shell {
   const char *name, *installed, *in_checkout;
 };

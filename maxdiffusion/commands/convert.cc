@@ -16,7 +16,7 @@ Command convert_command() {
             assign(words, 2, keys);
             convert(words[0], words[1], keys);
           },
-          [](const KeyPrinter& print) { print_own_keys<ConvertKeys>(print); }};
+          [](const KeyPrinter& print) { print_command_keys<ConvertKeys>(print); }};
 }
 
 }  // namespace md

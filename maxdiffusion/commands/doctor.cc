@@ -1,5 +1,5 @@
-// `doctor`: what this machine has, and what of it keeps a run from working. What may hang or abort is looked at in
-// child processes: this program again, with the words of kProbes.
+// `doctor`: reports the state of this machine and what prevents a run. Probes that may hang or abort run in child
+// processes: this program with the arguments of kProbes.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -16,6 +16,7 @@
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/base/this_machine.h"
 #include "maxdiffusion/base/user_cache.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/commands/command.h"
@@ -41,7 +42,7 @@ struct DoctorKeys {
   }
 };
 
-/// What a child is started for.
+/// Runs the probe of a child process; returns whether the words name one.
 bool probe(const Words& words) {
   const auto word = [&](size_t i) { return i < words.size() ? words[i] : std::string(); };
   const std::map<std::string, std::function<void()>> probes = {
@@ -57,38 +58,31 @@ bool probe(const Words& words) {
   return true;
 }
 
-/// Words that start a child alone, whatever has started this process as one of several.
+/// Prefixes of environment variables that make a process part of an MPI job; children start without them.
 const std::vector<std::string> kOfLaunchers = {"PMI_", "PMIX_", "OMPI_", "HYDI_", "MPI_"};
 
-struct Asked {
+struct DoctorArguments {
   DoctorKeys keys;
-  std::string config;  // a file; empty: none is given
-  Words words;         // keys of it
+  std::string config;  // a file; empty: none
+  Words words;         // overrides of its keys
 };
 
-Asked asked_of(const Words& words) {
-  Asked a;
-  Words own;
-  for (const std::string& word : words) {
-    const std::string key = word.substr(word.find_first_not_of('-') == word.npos ? 0 : word.find_first_not_of('-'));
-    const std::string name = key.substr(0, key.find('='));
-    if (name == "json" || name == "probe_seconds" || name == "plan_seconds")
-      own.push_back(key == "json" ? "json=true" : key);
-    else if (a.config.empty() && a.words.empty() && !word.starts_with('-') && word.find('=') == word.npos)
-      a.config = word;
-    else
-      a.words.push_back(word);
+DoctorArguments parse_arguments(const Words& words) {
+  DoctorArguments a;
+  a.words = take_keys(words, a.keys);
+  if (!a.words.empty() && !a.words[0].starts_with('-') && a.words[0].find('=') == std::string::npos) {
+    a.config = a.words[0];
+    a.words.erase(a.words.begin());
   }
-  assign(own, 0, a.keys);
   return a;
 }
 
 ChildResult run_self(Words words, double seconds) {
-  words.insert(words.begin(), own_program());
+  words.insert(words.begin(), this_program());
   return run_child(words, {.seconds = seconds, .without = kOfLaunchers});
 }
 
-/// What a child has said went wrong, "error: …" and its notes.
+/// The error that a child has printed, "error: …" and its notes.
 Error error_of(const ChildResult& r, const std::string& what) {
   const size_t at = r.err.rfind("error: ");
   if (r.well() || at == r.err.npos) return {Code::device, fmt::format("{}: {}", what, r.end())};
@@ -107,38 +101,38 @@ Error error_of(const ChildResult& r, const std::string& what) {
   return e;
 }
 
-/// Keys of a config, with defaults, as `inspect config` prints them.
+/// The value of a key in the output of `inspect config`, with defaults.
 std::string key(const std::string& yaml, const std::string& name) {
   const std::regex line("(?:^|\n)" + name + ": *\"?([^\"\n]*)\"?");
   std::smatch m;
   return std::regex_search(yaml, m, line) ? m[1].str() : "";
 }
 
-/// What a step of the config takes, by `plan`.
-Findings probe_plan(const Asked& asked) {
-  Words words = {"plan", asked.config};
-  words.insert(words.end(), asked.words.begin(), asked.words.end());
-  const ChildResult r = run_self(words, asked.keys.plan_seconds);
+/// Runs `plan` for the config: cost of a step.
+Findings probe_plan(const DoctorArguments& options) {
+  Words words = {"plan", options.config};
+  words.insert(words.end(), options.words.begin(), options.words.end());
+  const ChildResult r = run_self(words, options.keys.plan_seconds);
   if (r.timed_out)
-    return {warning("plan", fmt::format("{}: not known after {:.0f} s of compiling", asked.config, r.seconds),
-                    fmt::format("doctor {} plan_seconds={:.0f}", asked.config, 4 * asked.keys.plan_seconds))};
-  if (!r.well()) return {from_error("plan", error_of(r, "plan " + asked.config), "check " + asked.config)};
+    return {warning("plan", fmt::format("{}: not known after {:.0f} s of compiling", options.config, r.seconds),
+                    fmt::format("doctor {} plan_seconds={:.0f}", options.config, 4 * options.keys.plan_seconds))};
+  if (!r.well()) return {from_error("plan", error_of(r, "plan " + options.config), "check " + options.config)};
   static const std::regex together("(?:^|\n)together ([^\n]*)");
   Findings out;
   for (std::sregex_iterator i(r.out.begin(), r.out.end(), together), end; i != end; ++i)
-    out.push_back(ok("plan", fmt::format("{}: a step takes {} of each device", asked.config, (*i)[1].str())));
-  if (out.empty()) out.push_back(ok("plan", asked.config + ": its step compiles"));
+    out.push_back(ok("plan", fmt::format("{}: a step takes {} of each device", options.config, (*i)[1].str())));
+  if (out.empty()) out.push_back(ok("plan", options.config + ": its step compiles"));
   return out;
 }
 
-/// Of several processes: how far their hosts' clocks are apart, and what others than process 0 have found.
-Findings join(const Findings& own) {
+/// With several processes: differences of their hosts' clocks, and findings of processes other than 0.
+Findings join(const Findings& config_findings) {
   nlohmann::json mine = nlohmann::json::array();
-  for (const Finding& f : own)
+  for (const Finding& f : config_findings)
     if (f.status != Finding::Status::ok) mine.push_back(to_json(f));
   Processes& all = processes();
   all.barrier("doctor");
-  const double now = std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
+  const double now = seconds_since_1970();
   const std::vector<std::string> clocks = all.gather("clocks", fmt::format("{:.6f}", now)),
                                  hosts = all.gather("hosts of doctor", host_name()),
                                  found = all.gather("findings", dump_json(mine));
@@ -164,10 +158,10 @@ Findings join(const Findings& own) {
 void doctor(const Words& words) {
   if (probe(words)) {
     std::fflush(nullptr);
-    std::_Exit(0);  // a plugin that was opened need not end well
+    std::_Exit(0);  // without destructors, because an opened plugin may fail at exit
   }
-  const Asked asked = asked_of(words);
-  const DoctorKeys& k = asked.keys;
+  const DoctorArguments options = parse_arguments(words);
+  const DoctorKeys& k = options.keys;
   const Launch launch = launch_of_environment();
   const bool several = launch.count > 1;
   Findings all;
@@ -197,19 +191,19 @@ void doctor(const Words& words) {
     const TemporaryFolder folder;
     const std::string empty = folder / "empty.yml";
     write_file_atomic(empty, "{}\n");
-    Words inspect = {"inspect", "config", asked.config.empty() ? empty : asked.config};
-    inspect.insert(inspect.end(), asked.words.begin(), asked.words.end());
+    Words inspect = {"inspect", "config", options.config.empty() ? empty : options.config};
+    inspect.insert(inspect.end(), options.words.begin(), options.words.end());
     const ChildResult r = run_self(inspect, k.probe_seconds);
     readable = r.well();
-    if (!readable) return {from_error("config", error_of(r, asked.config), "inspect keys, which prints every key")};
+    if (!readable) return {from_error("config", error_of(r, options.config), "inspect keys, which prints every key")};
     yaml = r.out;
-    if (asked.config.empty()) return {};
-    return {ok("config", asked.config)};
+    if (options.config.empty()) return {};
+    return {ok("config", options.config)};
   });
   const std::string hardware = key(yaml, "hardware"), plugin = key(yaml, "plugin");
   for (const char* kind : {"cpu", "gpu", "tpu"}) {
     const bool chosen = hardware == kind;
-    if (!asked.config.empty() && !chosen) continue;
+    if (!options.config.empty() && !chosen) continue;
     const PluginProbe p{kind, chosen ? plugin : "", chosen, k.probe_seconds, ""};
     add(kind, [&] { return probe_plugin(p); });
     if (std::string_view(kind) == "gpu") add(kind, [&] { return probe_gpu_driver(p); });
@@ -229,7 +223,7 @@ void doctor(const Words& words) {
   add("mpi", [&] { return probe_mpi(k.probe_seconds); });
   add("hosts", probe_hosts);
   if (!several) add("clocks", []() -> Findings { return {ok("clocks", "not compared: this is one process")}; });
-  if (!asked.config.empty() && readable) add("plan", [&] { return probe_plan(asked); });
+  if (!options.config.empty() && readable) add("plan", [&] { return probe_plan(options); });
   if (several)
     add("processes", [&] {
       join_processes();
@@ -257,7 +251,7 @@ Command doctor_command() {
           "[CONFIG] [--json] [key=value …]",
           "look at processor, memory, disks, plugins, devices and drivers, and say what is wrong and what mends it",
           doctor,
-          [](const KeyPrinter& print) { print_own_keys<DoctorKeys>(print); },
+          [](const KeyPrinter& print) { print_command_keys<DoctorKeys>(print); },
           true};
 }
 

@@ -26,7 +26,7 @@ struct ClipKeys {
   }
 };
 
-/// The folder that a command's words begin with.
+/// The folder that is a command's first word.
 std::string folder_of(const char* command, const Words& words) {
   check(!words.empty(), Code::invalid_config, "{}: the folder to write to is missing", command);
   check(!words[0].starts_with('-'), Code::invalid_config, "{}: expected the folder to write to before keys, found '{}'",
@@ -57,13 +57,13 @@ void clips(const Words& words) {
 
 Command prepare_emoji_command() {
   return {"prepare_emoji", "FOLDER [resolution=64]", "render the colour emoji font as captioned images", images,
-          [](const KeyPrinter& print) { print_own_keys<EmojiKeys>(print); }};
+          [](const KeyPrinter& print) { print_command_keys<EmojiKeys>(print); }};
 }
 
 Command prepare_moving_emoji_command() {
   return {"prepare_moving_emoji", "FOLDER [resolution=64] [num_frames=17] [fps=8]",
           "render short clips of moving emoji with captions", clips,
-          [](const KeyPrinter& print) { print_own_keys<EmojiKeys, ClipKeys>(print); }};
+          [](const KeyPrinter& print) { print_command_keys<EmojiKeys, ClipKeys>(print); }};
 }
 
 }  // namespace md

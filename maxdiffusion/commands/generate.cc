@@ -2,22 +2,27 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <optional>
 #include <set>
+#include <span>
+#include <sstream>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/shortened.h"
+#include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/base/version.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/data/records/image_folder.h"
-#include "maxdiffusion/encoders/image_conditioner.h"
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/metrics/profile.h"
 #include "maxdiffusion/metrics/progress_bar.h"
@@ -30,7 +35,7 @@
 namespace md {
 namespace {
 
-/// Logs how far a request is; of videos a bar shows the steps.
+/// Logs the progress of a request; for videos as a progress bar over the steps.
 SampleProgress logged(const SampleRequest& request, const Family& family) {
   using Clock = std::chrono::steady_clock;
   const bool videos = family.spec().videos();
@@ -52,7 +57,7 @@ SampleProgress logged(const SampleRequest& request, const Family& family) {
   };
 }
 
-/// Names of what is directly in a folder, which may be in a bucket.
+/// Names directly in a folder, which may be in a bucket.
 std::set<std::string> names_in(const std::string& folder) {
   std::set<std::string> names;
   if (is_remote(folder)) {
@@ -74,49 +79,147 @@ SampleOptions options_of(const ModelComponents& models, const SampleRequest& req
   return sample_options(request, *models.family(), models.folder().scheduler_config(), batch, devices);
 }
 
-/// Samples into `folder`; `place`: where its files are in the end, which may be a bucket.
+int64_t number_of_samples(const SampleRequest& r) {
+  return r.latents ? r.latents.dims()[0] : std::ssize(r.prompt) * r.num_images_per_prompt.value_or(1);
+}
+
+/// Settings as YAML, from which generate_of generates image `number` of `n` again.
+std::string settings_of(std::map<std::string, std::string> settings, const SampleRequest& request, int64_t number,
+                        int64_t n) {
+  if (request.num_images_per_prompt) settings["num_images_per_prompt"] = std::to_string(*request.num_images_per_prompt);
+  if (n > 1) settings["only_image"] = std::to_string(number);
+  std::string text = fmt::format("# maxdiffusion {}\n", version());
+  for (const auto& [key, value] : settings) text += key + ": " + value + "\n";
+  return text;
+}
+
+/// State while a plan runs.
+struct Work {
+  const GeneratePlan& plan;
+  const std::string& folder;       // on this machine
+  std::set<std::string> existing;  // names that are not replaced
+  SampleRequest files = {};        // contents of the files of the keys; lines of prompt_file name no other files
+  /// With GeneratePlan::axes: for each image of an item, its previews from all items, u8 [H, W, 3].
+  std::vector<std::vector<HostArray>> sheets = {};
+};
+
+SampleRequest request_of(const GenerateItem& item, const Work& work, int64_t devices) {
+  const SampleRequest& files = work.files;
+  SampleRequest r = item.sampling.request;
+  r.images = files.images, r.mask = files.mask, r.latents = files.latents, r.control.image = files.control.image;
+  if (work.plan.as_reference && !r.num_images_per_prompt && r.prompt.size() == 1 && !r.latents)
+    r.num_images_per_prompt = sampling_batch(work.plan.pipeline.batch, devices);
+  return r;
+}
+
+void generate_item(const GenerateItem& item, SampleRequest request, DiffusionPipeline& pipeline, Work& work) {
+  const Family& family = *pipeline.family();
+  request.progress = logged(request, family);
+  const int64_t n = number_of_samples(request);
+  const std::optional<int64_t> only = item.sampling.only_image;
+  check(!only || *only < n, Code::invalid_config, "only_image is {}; expected 0 to {}: {} {} generated",
+        only.value_or(0), n - 1, n, n == 1 ? "image is" : "images are");
+  const SampleResult result = pipeline.generate(request);
+  const HostArray& latents = result.published_latents ? result.published_latents : result.latents;
+  if (!work.plan.axes.empty()) {
+    if (work.sheets.empty()) work.sheets.resize(only ? 1 : static_cast<size_t>(n));
+    for (size_t i = 0; i < work.sheets.size(); ++i)
+      work.sheets[i].push_back(preview_of(image_of_batch(result.media, only.value_or(static_cast<int64_t>(i)))));
+  }
+  if (!request.decode)
+    return work.existing.merge(write_latents(work.folder, only ? rows(latents, *only, 1) : latents, work.existing));
+  work.existing.merge(write_media(
+      work.folder + "/" + family.spec().reference.prefix_of_files(static_cast<uint64_t>(*request.sample_seed)),
+      item.sampling.output_type, only ? rows(result.media, *only, 1) : result.media, item.sampling.fps,
+      [&](int64_t i) -> PngTexts {
+        const int64_t number = only.value_or(i);
+        return {{"parameters", result.parameters[static_cast<size_t>(number)]},
+                {kImageSettings, settings_of(item.settings, request, number, n)}};
+      },
+      work.existing));
+}
+
+/// Writes the sheet of one image of each item next to the images. Returns its file name.
+std::set<std::string> write_sheet(const std::vector<HostArray>& cells, const Work& work) {
+  const auto labels = [&](size_t i) {
+    std::vector<std::string> all;
+    for (size_t k = 0; i < work.plan.axes.size() && k < work.plan.axes[i].values.size(); ++k)
+      all.push_back(work.plan.axes[i].label(k));
+    return all;
+  };
+  std::string name;
+  for (int64_t i = 0; name.empty() || work.existing.contains(name); ++i) name = fmt::format("sheet_{}.png", i);
+  write_png(work.folder + "/" + name, make_sheet(cells, labels(0), labels(1)));
+  log_info("wrote {}/{}", work.folder, name);
+  return {name};
+}
+
+using Items = std::span<const GenerateItem>;
+
+/// Generates items with the same LoRA files in one pipeline. `first`: also checks all items before.
+void generate_alike(Items items, bool first, Work& work) {
+  const GeneratePlan& plan = work.plan;
+  PipelineOptions options = plan.pipeline;
+  options.lora = items[0].lora;
+  DiffusionPipeline pipeline = DiffusionPipeline::load(plan.model, options);
+  const Family& family = *pipeline.family();
+  const int64_t devices = pipeline.devices().count();
+  const auto of_each = [&](Items some, auto&& act) {
+    for (const GenerateItem& item : some) try {
+        act(item, request_of(item, work, devices));
+      } catch (Error& e) {
+        if (!item.where.empty()) e.note("in " + item.where);
+        throw;
+      }
+  };
+  if (first) work.files = with_files({}, items[0].sampling.files, !plan.pipeline.controlnet.empty());
+  if (first && plan.items.size() > 1)
+    of_each(plan.items, [&](const GenerateItem& item, const SampleRequest& request) {
+      sample_options(request, family, pipeline.folder().scheduler_config(), item.sampling.batch, devices);
+    });
+  if (first)
+    plan.rules.warn_of_ignored(
+        {pipeline.folder(), family, pipeline.devices(), sample_size(request_of(items[0], work, devices), family)},
+        "generate");
+  std::optional<Profile> profile;  // covers everything below
+  if (plan.profile) profile.emplace(pipeline.devices());
+  of_each(items, [&](const GenerateItem& item, SampleRequest request) {
+    generate_item(item, std::move(request), pipeline, work);
+  });
+  if (profile) log_info("profile: {}", profile->write(work.folder + "/tensorboard"));
+}
+
+/// Generates into `folder`; `place`: final location of its files, possibly in a bucket.
 void generate_into(const std::string& folder, const std::string& place, const GeneratePlan& plan) {
   check_writable(folder, "output_dir");
   make_folders(folder);
-  DiffusionPipeline pipeline = DiffusionPipeline::load(plan.model, plan.pipeline);
-  const Family& family = *pipeline.family();
-  SampleRequest request = with_files(plan.sampling.request, plan.sampling.files, !plan.pipeline.controlnet.empty());
-  if (plan.as_reference && !request.num_images_per_prompt && request.prompt.size() == 1 && !request.latents)
-    request.num_images_per_prompt = sampling_batch(plan.pipeline.batch, pipeline.devices().count());
-  request.progress = logged(request, family);
-  plan.rules.warn_of_ignored({pipeline.folder(), family, pipeline.devices(), sample_size(request, family)}, "generate");
-  std::optional<Profile> profile;  // of all that follows
-  if (plan.profile) profile.emplace(pipeline.devices());
-  const SampleResult result = pipeline.generate(request);
-  const std::set<std::string> taken = plan.as_reference ? std::set<std::string>() : names_in(place);
-  if (!request.decode)
-    write_latents(folder, result.published_latents ? result.published_latents : result.latents, taken);
-  else
-    write_media(
-        folder + "/" + family.spec().reference.prefix_of_files(static_cast<uint64_t>(*request.sample_seed)),
-        plan.sampling.output_type, result.media, plan.sampling.fps,
-        [&](int64_t i) -> PngTexts {
-          return {{"parameters", result.parameters[static_cast<size_t>(i)]}};
-        },
-        taken);
-  if (profile) log_info("profile: {}", profile->write(folder + "/tensorboard"));
+  Work work{plan, folder, plan.as_reference ? std::set<std::string>() : names_in(place)};
+  for (Items rest = plan.items; !rest.empty();) {
+    const auto other = std::ranges::find_if(rest, [&](const GenerateItem& item) {
+      return item.lora.lora_files != rest[0].lora.lora_files || item.lora.lora_scales != rest[0].lora.lora_scales;
+    });
+    const auto n = static_cast<size_t>(other - rest.begin());
+    generate_alike(rest.first(n), rest.size() == plan.items.size(), work);
+    rest = rest.subspan(n);
+  }
+  for (const std::vector<HostArray>& cells : work.sheets) work.existing.merge(write_sheet(cells, work));
 }
 
-/// Likewise, where the plan's folder is one of this machine or in a bucket.
+/// Generates into the plan's folder, which is local or in a bucket.
 void generate_to_place(const GeneratePlan& plan) {
   const std::string& place = plan.folder;
   if (!is_remote(place)) return generate_into(place, place, plan);
-  const std::string here = local_cache_path(below(place, fmt::format(".generated-{}", ::getpid())));
-  generate_into(here, place, plan);
-  RemoteSync({{here, place}}, {}).settle();
+  const std::string local_folder = local_cache_path(below(place, fmt::format(".generated-{}", ::getpid())));
+  generate_into(local_folder, place, plan);
+  RemoteSync({{local_folder, place}}, {}).settle();
   log_info("the whole profile is in {}", shown(place));
-  remove_folder(here);
+  remove_folder(local_folder);
 }
 
 }  // namespace
 
-void generate(const GenerateRequest& request, const GenerateOptions& how) {
-  const GeneratePlan plan = plan_generate(request, how);
+void generate(const GenerateRequest& request, const GenerateOptions& options) {
+  const GeneratePlan plan = plan_generate(request, options);
   try {
     generate_to_place(plan);
   } catch (Error& e) {
@@ -130,7 +233,10 @@ void generate(const GenerateRequest& request, const GenerateOptions& how) {
 
 SampleOptions planned_sampling(const ModelComponents& models, const SamplingRequest& sampling, int64_t devices) {
   SampleFiles files{.latents = sampling.files.latents};
-  if (models.family()->reference_images()) files.images = sampling.files.images;  // their sizes count
+  if (!models.family()->image_conditioning()) {  // only their sizes are needed
+    files.images = sampling.files.images;
+    files.mask_image = sampling.files.mask_image;
+  }
   SampleOptions o = options_of(models, with_files(sampling.request, files), sampling.batch, devices);
   o.scope = models.denoiser_options();
   o.compile = models.options().compile;
@@ -140,23 +246,24 @@ SampleOptions planned_sampling(const ModelComponents& models, const SamplingRequ
 void check_samples_of_run(const ModelComponents& models, const SamplingRequest& sampling) {
   const SampleRequest request = with_files(sampling.request, sampling.files);
   options_of(models, request, sampling.batch, models.devices().count());
-  check_images(*models.family(), std::ssize(request.images));
+  check_images(request, *models.family());
 }
 
 void generate_class_images(const TrainingRequest& r) {
   const DreamboothKeys& k = r.data.dreambooth;
-  if (k.class_data_dir.empty()) return;  // refused with the rest of the config
+  if (k.class_data_dir.empty()) return;  // rejected with the rest of the config
   make_folders(k.class_data_dir);
-  const int64_t there = std::filesystem::is_empty(k.class_data_dir)
-                            ? 0
-                            : static_cast<int64_t>(list_image_folder(k.class_data_dir, {}).size());
-  const int64_t missing = k.num_class_images - there;
+  const int64_t existing = std::filesystem::is_empty(k.class_data_dir)
+                               ? 0
+                               : static_cast<int64_t>(list_image_folder(k.class_data_dir, {}).size());
+  const int64_t missing = k.num_class_images - existing;
   if (missing <= 0) return;
   log_info("DreamBooth: generating {} images of '{}' into {}", missing, k.class_prompt, k.class_data_dir);
   const PipelineOptions options = with_control_folder(r.pipeline);
   DiffusionPipeline pipeline = DiffusionPipeline::load(options.model.pretrained_model_name_or_path, options);
   SamplingRequest sampling = r.sampling;
   sampling.files.latents.clear();
+  if (!pipeline.family()->image_conditioning()) sampling.files.images.clear(), sampling.files.mask_image.clear();
   SampleRequest request = with_files(sampling.request, sampling.files, !options.controlnet.empty());
   request.prompt = {k.class_prompt};
   request.negative_prompt = {};
@@ -165,13 +272,13 @@ void generate_class_images(const TrainingRequest& r) {
   request.true_cfg_scale = 1;
   request.do_classifier_free_guidance = true;
   request.num_images_per_prompt = missing;
-  request.first_sample = there;  // the seed has given those before
+  request.first_sample = existing;  // the seed's earlier samples already exist
   request.decode = true;
   request.progress = logged(request, *pipeline.family());
   const HostArray images = pipeline.generate(request).media;
   for (int64_t i = 0; i < missing; ++i) {
     const std::string bytes = encode_png(image_of_batch(images, i));
-    write_file_atomic(fmt::format("{}/{}-{}.png", k.class_data_dir, there + i, content_hash(bytes)), bytes);
+    write_file_atomic(fmt::format("{}/{}-{}.png", k.class_data_dir, existing + i, content_hash(bytes)), bytes);
   }
 }
 
@@ -211,11 +318,59 @@ HostArray write_sample_grid(const SamplingRequest& sampling, const HostArray& me
 
 namespace {
 
-/// A run's folder stands for its own config.
+bool is_image(const std::string& name) {
+  std::string end = name.substr(name.size() - std::min<size_t>(name.size(), 4));
+  std::ranges::transform(end, end.begin(), [](unsigned char c) { return std::tolower(c); });
+  return end == ".png";
+}
+
+/// An image's settings, one key per line as written by settings_of, without keys that images may not set.
+std::string settings_in(const std::string& text, const std::string& image) {
+  std::string out;
+  std::istringstream lines(text);
+  for (std::string line; std::getline(lines, line);) {
+    if (line.empty() || line.starts_with('#')) continue;
+    const std::string key = line.substr(0, line.find(':'));
+    if (image_keys().contains(key))
+      out += line + "\n";
+    else
+      log_warning("{} ignored: '{}' names it, and images do not set it", shortened(key, 60), image);
+  }
+  return out;
+}
+
+/// The words that generate an image again: its settings as a file in `folder`, its model, the image's folder as
+/// output_dir, then the words after the image.
+Words words_of_image(const Words& words, const std::string& folder) {
+  const std::string bytes = read_file(words[0]);
+  const PngTexts texts = png_texts({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, words[0]);
+  const auto found = texts.find(kImageSettings);
+  if (found == texts.end())
+    throw Error(Code::io, fmt::format("'{}' has no settings; expected an image that maxdiffusion generated", words[0]))
+        .note(fmt::format("try: {} inspect image {}, which prints what it says", program_name(), words[0]));
+  const std::string file = folder + "/settings.yml";
+  write_file_atomic(file, settings_in(found->second, words[0]));
+  const auto settings = ConfigSource::load(file, {}).values();
+  Words out = {file};
+  const char* model = "pretrained_model_name_or_path";
+  if (const auto value = settings.find(model); value != settings.end())
+    out.push_back(std::string(model) + "=" + value->second.text);
+  const std::string place = std::filesystem::absolute(words[0]).parent_path().string();
+  out.push_back("output_dir=" + place);
+  out.insert(out.end(), words.begin() + 1, words.end());
+  return out;
+}
+
+/// A run's folder means its config; an image means the config that generated it.
 template <bool kControl, bool kAsReference>
 void generate_of(const Words& words) {
   Words w = words;
-  if (!w.empty()) w[0] = config_file(w[0]);
+  const bool image = !w.empty() && is_image(w[0]);
+  const TemporaryFolder folder;
+  if (image)
+    w = words_of_image(w, folder.path());
+  else if (!w.empty())
+    w[0] = config_file(w[0]);
   generate(generate_request(config_of(kControl ? "generate_controlnet" : "generate", w)),
            {.with_control = kControl, .as_reference = kAsReference});
 }
@@ -228,8 +383,8 @@ void print_generate_keys(const KeyPrinter& print) {
 
 Command generate_command() {
   return {"generate",
-          "CONFIG|RUN [key=value …]",
-          "generate images or videos with a model folder, or with what a run has trained",
+          "CONFIG|RUN|IMAGE.png [key=value …]",
+          "generate images or videos with a model folder, with what a run has trained, or an image again",
           generate_of<false, false>,
           print_generate_keys,
           false,

@@ -1,17 +1,19 @@
-// `inspect`: the value of each stage of a run, printed. A stage is a function of the one before it.
+// `inspect`: prints the value of each stage of a run. A stage is a function of the previous one.
 #include <fmt/ranges.h>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/media/image.h"
 #include "maxdiffusion/run/train_plan.h"
 #include "maxdiffusion/train/programs.h"
 
 namespace md {
 namespace {
 
-/// A run's training steps, traced: one, or one of each expert.
+/// A run's traced training steps: one, or one for each expert.
 struct Planned {
   explicit Planned(const TrainingRequest& r)
       : models(r.components),
@@ -103,6 +105,16 @@ void print_memory(const TrainingRequest& r) {
   }
 }
 
+/// Prints the settings in a PNG file.
+void print_image(const Words& words) {
+  check(words.size() == 2, Code::invalid_config, "inspect image: expected one PNG file; try: {} inspect image FILE.png",
+        program_name());
+  const std::string bytes = read_file(words[1]);
+  const PngTexts texts = png_texts({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, words[1]);
+  if (texts.empty()) fmt::print("{} says nothing of how it was made\n", words[1]);
+  for (const auto& [keyword, text] : texts) fmt::print("{}:\n{}{}", keyword, text, text.ends_with('\n') ? "" : "\n");
+}
+
 void inspect_stage(const std::string& what, const TrainingRequest& r) {
   if (what == "mesh") return print_mesh(r);
   if (what == "plan") return print_plan(r);
@@ -112,7 +124,7 @@ void inspect_stage(const std::string& what, const TrainingRequest& r) {
   if (what == "program") return print_program(r);
   if (what == "memory") return print_memory(r);
   fail(Code::invalid_config,
-       "inspect: '{}' is not one of: keys, config, mesh, plan, params, batch, graph, program, memory", what);
+       "inspect: '{}' is not one of: keys, config, image, mesh, plan, params, batch, graph, program, memory", what);
 }
 
 void inspect(const Words& words) {
@@ -124,6 +136,7 @@ void inspect(const Words& words) {
   check(!words.empty(), Code::invalid_config,
         "inspect: expected what to print; try: {0} inspect keys, or: {0} inspect config configs/quickstart.yml",
         program_name());
+  if (words[0] == "image") return print_image(words);
   const std::string command = "inspect " + words[0];
   const Words config(words.begin() + 1, words.end());
   if (words[0] == "config") return fmt::print("{}", config_of(command.c_str(), config).to_yaml());
@@ -133,8 +146,10 @@ void inspect(const Words& words) {
 }  // namespace
 
 Command inspect_command() {
-  return {"inspect", "keys [--markdown] | config|mesh|plan|params|batch|graph|program|memory CONFIG [key=value …]",
-          "print every key with its default and meaning, or one stage of a run", inspect, print_all_config_keys};
+  return {
+      "inspect",
+      "keys [--markdown] | image FILE.png | config|mesh|plan|params|batch|graph|program|memory CONFIG [key=value …]",
+      "print every key with its default and meaning, or one stage of a run", inspect, print_all_config_keys};
 }
 
 }  // namespace md

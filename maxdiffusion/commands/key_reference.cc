@@ -1,4 +1,4 @@
-// `inspect keys --markdown`: the page docs/keys.md, which a test compares with what this prints.
+// `inspect keys --markdown`: prints docs/keys.md; a test compares the two.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -17,8 +17,8 @@ std::string cell(const std::string& text) {
   return out;
 }
 
-/// What the key takes: "a whole number, 0 or more", "one of: png, mp4".
-std::string takes(const ConfigKey& key) {
+/// The values that the key accepts: "a whole number, 0 or more", "one of: png, mp4".
+std::string accepted_values(const ConfigKey& key) {
   if (key.words) return key.words->text();
   const std::string range = key.range ? key.range->text() : "";
   if (!range.empty()) return key.type + (key.type.find("list") == std::string::npos ? ", " : ", each ") + range;
@@ -28,11 +28,11 @@ std::string takes(const ConfigKey& key) {
 void print_table(const KeyList& keys) {
   fmt::print("\n| key | default | takes | meaning |\n| --- | --- | --- | --- |\n");
   for (const ConfigKey& key : keys.keys())
-    fmt::print("| `{}` | `{}` | {} | {} |\n", key.name, key.print(), cell(takes(key)), cell(key.meaning));
+    fmt::print("| `{}` | `{}` | {} | {} |\n", key.name, key.print(), cell(accepted_values(key)), cell(key.meaning));
 }
 
 std::string title_of(const Command& c, const std::string& group) {
-  return group == kOwnKeys ? c.name : std::string(c.name) + " " + group;
+  return group == kCommandKeys ? c.name : std::string(c.name) + " " + group;
 }
 
 }  // namespace
@@ -65,6 +65,13 @@ void print_key_reference() {
       fmt::print("\n## Command: {}\n", title_of(c, group));
       print_table(keys);
     });
+  fmt::print(
+      "\n## Arguments of optimizers\n\n"
+      "`optimizer_args` sets them, `NAME=VALUE` each, with the names and defaults of the packages.\n\n"
+      "| optimizer | argument | default | meaning |\n| --- | --- | --- | --- |\n");
+  for (const std::string& optimizer : optimizer_names())
+    for (const OptimizerArgument& a : optimizer_arguments(optimizer))
+      fmt::print("| `{}` | `{}` | `{}` | {} |\n", optimizer, a.name, to_string(a.value), cell(a.meaning));
   fmt::print(
       "\n## Names in other programs\n\n"
       "A name of the left column is refused, with the right one in the message. Flags and classes side by side:\n"

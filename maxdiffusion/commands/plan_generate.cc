@@ -6,6 +6,7 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/config/flow.h"
 #include "maxdiffusion/data/images/prepare.h"
 #include "maxdiffusion/media/canny.h"
 #include "maxdiffusion/media/image.h"
@@ -16,7 +17,7 @@
 namespace md {
 namespace {
 
-/// The ControlNet's folder or file that the keys name; empty: none.
+/// The ControlNet's folder or file named by the keys; empty: none.
 std::string control_folder(const std::string& name, bool required) {
   const bool is_file = std::filesystem::is_regular_file(name);
   if (!required && !is_file && !std::filesystem::is_directory(name)) return "";
@@ -28,14 +29,14 @@ std::string control_folder(const std::string& name, bool required) {
   return folder;
 }
 
-/// The pixels of a file, or of an address of the web.
+/// Pixels of a file, or of a web address.
 HostArray image_at(const std::string& place) {
   if (place.find("://") == std::string::npos) return decode_image(place);
   const std::string bytes = download_image(place);
   return decode_image_bytes(bytes.data(), bytes.size(), place);
 }
 
-/// f32 [N, C, h, w] of a file, channels last.
+/// f32 [N, C, h, w] of a file → channels last.
 HostArray read_latents(const std::string& path) try {
   const SafetensorsReader file = SafetensorsReader::open(path);
   auto it = file.tensors().find("latents");
@@ -56,6 +57,7 @@ SampleRequest with_files(SampleRequest r, const SampleFiles& files, bool control
   if (!files.latents.empty()) r.latents = read_latents(files.latents);
   check(files.last_image.empty() || !files.images.empty(), Code::invalid_config, "last_image is given without image");
   for (const std::string& file : files.images) r.images.push_back(image_at(file));
+  if (!files.mask_image.empty()) r.mask = image_at(files.mask_image);
   if (!files.last_image.empty()) r.images.push_back(image_at(files.last_image));
   return r;
 }
@@ -65,16 +67,23 @@ PipelineOptions with_control_folder(PipelineOptions options, bool required) {
   return options;
 }
 
-GeneratePlan plan_generate(const GenerateRequest& r, const GenerateOptions& how) {
+GeneratePlan plan_generate(const GenerateRequest& r, const GenerateOptions& options) {
   const ModelToSample what = model_to_sample(r.search);
   GeneratePlan plan{.model = what.model,
-                    .folder = how.as_reference ? r.search.output_dir : what.folder,
-                    .pipeline = with_control_folder(r.pipeline, how.with_control),
-                    .sampling = r.sampling,
-                    .as_reference = how.as_reference,
+                    .folder = options.as_reference ? r.search.output_dir : what.folder,
+                    .pipeline = with_control_folder(r.pipeline, options.with_control),
+                    .items = r.items,
+                    .axes = r.axes,
+                    .as_reference = options.as_reference,
                     .profile = r.profile,
                     .rules = r.rules};
   plan.pipeline.model = what.keys;
+  const bool is_local = std::filesystem::exists(plan.model);
+  for (GenerateItem& item : plan.items) {
+    item.settings["pretrained_model_name_or_path"] =
+        quoted(is_local ? std::filesystem::absolute(plan.model).lexically_normal().string() : plan.model);
+    item.settings["sample_seed"] = std::to_string(item.sampling.request.sample_seed.value_or(0));
+  }
   check(!plan.folder.empty(), Code::invalid_config, "output_dir is empty; expected a folder: output_dir=FOLDER");
   return plan;
 }

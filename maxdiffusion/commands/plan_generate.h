@@ -1,4 +1,4 @@
-// What `generate` does, decided from the keys before anything is opened; and what runs that train sample.
+// The plan of `generate`, computed from the keys before any file is opened. Training runs that sample use it too.
 #pragma once
 
 #include <string>
@@ -10,27 +10,28 @@ namespace md {
 
 struct GenerateOptions {
   bool with_control = false;  // the keys must name a ControlNet
-  /// As the reference's programs do: one prompt gives a whole global batch, and files are numbered from 0 in output_dir
-  /// whatever is there.
+  /// As in MaxDiffusion's programs: one prompt fills a whole global batch, and files in output_dir are numbered from 0
+  /// even if it has files.
   bool as_reference = false;
 };
 
 struct GeneratePlan {
-  std::string model, folder;  // what is loaded; where images go, which may be in a bucket
+  std::string model, folder;  // what is loaded; the folder of the images, possibly in a bucket
   PipelineOptions pipeline;
-  SamplingRequest sampling;
-  bool as_reference = false;  // see GenerateOptions
+  std::vector<GenerateItem> items;  // with the model's settings
+  std::vector<XyAxis> axes = {};    // GenerateRequest::axes
+  bool as_reference = false;        // see GenerateOptions
   bool profile = false;
   KeyRules rules;
 };
-/// Looks for the run whose checkpoint is sampled (run/find_run.h), and for the ControlNet's folder. Throws
-/// invalid_config, io.
-GeneratePlan plan_generate(const GenerateRequest& request, const GenerateOptions& how = {});
+/// Finds the run whose checkpoint is sampled (run/find_run.h), and the ControlNet's folder. Throws invalid_config, io.
+GeneratePlan plan_generate(const GenerateRequest& request, const GenerateOptions& options = {});
 
-/// The options with the folder of the ControlNet that they name; none, where it is none and not `required`.
+/// Completes the options with the folder of the ControlNet that they name. Returns none if they name none and it is not
+/// `required`.
 PipelineOptions with_control_folder(PipelineOptions options, bool required = false);
-/// `request` with what the files hold. A ControlNet's image is read where `control`. Throws io naming a file;
-/// invalid_config.
+/// `request` with the contents of the files. `control`: also reads the ControlNet's image. Throws invalid_config, and
+/// io naming a file.
 SampleRequest with_files(SampleRequest request, const SampleFiles& files, bool control = false);
 
 }  // namespace md

@@ -19,14 +19,14 @@
 namespace md {
 namespace {
 
-/// Row i of every array, without its axis.
+/// Row i of every array, without axis 0.
 HostArrays row_of(const HostArrays& all, int64_t i) {
   HostArrays out;
   for (const auto& [name, a] : all) out[name] = md::row_of(a, i);
   return out;
 }
 
-/// Images as they are stored.
+/// Writes images as stored.
 void write_stored(const std::shared_ptr<const RecordSource>& source, const DataSourceConfig& keys,
                   TfrecordShards& shards) {
   RecordStream stream(source, {.shuffle = false});
@@ -41,7 +41,7 @@ void write_stored(const std::shared_ptr<const RecordSource>& source, const DataS
   }
 }
 
-/// The features of the next record beside its arrays.
+/// Integer features of a record, in addition to its arrays.
 std::map<std::string, int64_t> numbers_of(const TrainingRequest& r, int64_t record) {
   if (!r.data.tfrecords.enable_eval_timesteps) return {};
   const std::vector<int64_t>& all = r.learning.eval.timesteps_list;
@@ -107,7 +107,7 @@ int64_t write_records(const TrainingRequest& r, const std::string& folder) {
   else
     write_stored(source, from.config, shards);
   check(!for_evaluation || shards.count() == keys.num_eval_samples, Code::io,
-        "{}: {} records can be encoded; expected {}, as num_eval_samples says", source->name(), shards.count(),
+        "{}: {} records can be encoded; expected num_eval_samples={}", source->name(), shards.count(),
         keys.num_eval_samples);
   shards.close();
   return shards.count();
@@ -118,14 +118,14 @@ int64_t write_records(const TrainingRequest& r, const std::string& folder) {
 int64_t prepare_tfrecords(const TrainingRequest& r) {
   r.rules.check_tfrecords();
   if (!r.data.tfrecords.extracted_files_dir.empty())
-    log_warning("extracted_files_dir has no effect: .tar files are read in place");
+    log_warning("extracted_files_dir is ignored: .tar files are read in place");
   const std::string& place = r.data.tfrecords.tfrecords_dir;
   if (!is_remote(place)) return write_records(r, place);
   check(list_all_files(place).empty(), Code::io, "tfrecords_dir '{}': not empty; expected a new folder", shown(place));
-  const std::string here = local_cache_path(place);
-  remove_folder(here);
-  const int64_t count = write_records(r, here);
-  RemoteSync({{here, place}}, {}).settle();
+  const std::string local_folder = local_cache_path(place);
+  remove_folder(local_folder);
+  const int64_t count = write_records(r, local_folder);
+  RemoteSync({{local_folder, place}}, {}).settle();
   return count;
 }
 

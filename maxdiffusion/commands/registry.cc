@@ -1,4 +1,4 @@
-// The list of commands, and how words find theirs: a new one is a file of its own and one row here.
+// The list of commands, and the lookup of their names. A new command is one file and one row here.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -19,10 +19,12 @@
   X(doctor)               \
   X(generate)             \
   X(generate_controlnet)  \
+  X(serve)                \
   X(compile)              \
   X(plan)                 \
   X(convert)              \
   X(lora)                 \
+  X(report)               \
   X(inspect)              \
   X(prepare_tfrecords)    \
   X(prepare_emoji)        \
@@ -45,7 +47,8 @@ const std::vector<Command>& commands() {
 
 namespace {
 
-/// MaxDiffusion has programs of each family ("train_" and its name), which are one here: the model folder differs.
+/// MaxDiffusion has one program per family ("train_" and its name); here they are one command, and the model folder
+/// selects the family.
 std::string without_family(const std::string& name) {
   for (const char* command : {"train", "generate", "generate_controlnet"})
     for (const std::string& family : reference_commands())
@@ -89,6 +92,7 @@ bool asks_for_help(const std::string& word) { return word == "--help" || word ==
 
 void run_command(const Words& words) {
   if (words.empty() || words == Words{"help"} || asks_for_help(words[0])) return print_help();
+  if (words[0] == "help" && (words[1] == "help" || words[1] == "version")) return print_help();  // these have no keys
   if (words[0] == "help") return print_help(command_of(words[1]));
   if (words[0] == "version" || words[0] == "--version" || words[0] == "-v")
     return fmt::print("maxdiffusion {}\n", version());

@@ -6,9 +6,11 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/this_machine.h"
 #include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/commands/generate.h"
 #include "maxdiffusion/commands/train_hooks.h"
+#include "maxdiffusion/run/environment.h"
 #include "maxdiffusion/run/outputs.h"
 #include "maxdiffusion/run/phase.h"
 #include "maxdiffusion/run/shared_folder.h"
@@ -27,7 +29,7 @@ void write_config(const RunInfo& run) {
   if (!run.config_copy.empty()) put_text(run.config_copy, run.config_yaml);
 }
 
-/// Throws io where processes do not see one folder of checkpoints, but each reads them.
+/// Throws io if each process reads checkpoints but they do not see the same folder.
 void check_shared_checkpoints(const TrainingRequest& r) {
   const LoopKeys& keys = r.learning.loop;
   const std::string& folder = keys.checkpoint_dir.empty() ? r.run.place : r.run.checkpoint_dir;
@@ -35,7 +37,7 @@ void check_shared_checkpoints(const TrainingRequest& r) {
   if (!is_remote(folder) && !one_reads) check_shared(folder);
 }
 
-/// Of a run that may be there already.
+/// Checks a run's folder, which may have files of an earlier start.
 void check_before(const TrainingRequest& r) {
   check_shared_checkpoints(r);
   if (r.run.is_coordinator) report_changed_keys(r.run);
@@ -45,7 +47,8 @@ struct OpenedRun {
   std::unique_ptr<ModelComponents> models;
   TrainPlan plan;
 };
-/// Throws what the run would fail by before its data is read, before anything of it is written.
+/// Opens the models and plans the run. Throws errors that can be found before data is read, before any file of the run
+/// is written.
 OpenedRun open_models(const TrainingRequest& r) {
   auto models = std::make_unique<ModelComponents>(r.components);
   TrainPlan plan = plan_training(r, *models);
@@ -60,12 +63,12 @@ OpenedRun open_run(const TrainingRequest& r) {
   processes().coordinator_first("model",
                                 [&] { model_on_this_machine(r.components.model.keys.pretrained_model_name_or_path); });
   if (!r.data.dreambooth.instance_data_dir.empty()) {
-    open_models(r);  // and closed: what generates has the devices for itself
+    open_models(r);  // and closes them, so that class image generation has the devices alone
     processes().coordinator_first("class images", [&] { generate_class_images(r); });
   }
   OpenedRun opened = open_models(r);
   make_folders(r.run.folder + "/samples");
-  // The config of a run that is there already is replaced when this one is known to start.
+  // An existing config.yml is only replaced once this run is known to start.
   if (!exists(r.run.folder + "/config.yml")) write_config(r.run);
   phase.reset();
   if (r.run.is_coordinator) r.rules.warn_of_ignored(opened.models->opened(), "train");
@@ -91,7 +94,7 @@ void log_plan(const ModelComponents& models, const TrainPlan& plan) {
   log_info("  Total optimization steps = {}", optim.max_train_steps);
 }
 
-/// The plan with what the data turned out to be; from here on the run is known to start.
+/// The plan completed from the data; after it the run is known to start.
 TrainPlan started(const TrainPlan& plan, const ModelComponents& models, const TrainingData& data) {
   TrainPlan whole = with_data(plan, data.task, data.buckets, data.batches->size());
   write_config(plan.run);
@@ -99,7 +102,7 @@ TrainPlan started(const TrainPlan& plan, const ModelComponents& models, const Tr
   return whole;
 }
 
-/// The loop with its hooks, and the samples around it.
+/// Runs the loop with its hooks, and samples before and after it.
 void run_loop(ModelComponents& models, const TrainPlan& plan, TrainingData data, const Outputs& outputs) {
   LoopOptions o = plan.loop;
   o.constants = data.constants;
@@ -125,9 +128,11 @@ void run_loop(ModelComponents& models, const TrainPlan& plan, TrainingData data,
 }  // namespace
 
 void train(const TrainingRequest& request) {
+  const double begun = seconds_since_1970();
   Outputs outputs(request.run);
   check_before(request);
   const auto [models, planned] = open_run(request);
+  record_start(request.run, models->devices(), begun);
   TrainingData data = open_data(*models, planned);
   const TrainPlan plan = started(planned, *models, data);
   run_loop(*models, plan, std::move(data), outputs);

@@ -13,22 +13,22 @@
 namespace md {
 namespace {
 
-/// The prompts' media, generated with what is trained so far.
+/// Media of the prompts, sampled with the weights trained so far.
 HostArray sampled(ModelComponents& m, const TrainPlan& plan, const ParamTable& params, const HostArrays& trained) {
   const WeightsOf weights = weights_with(m, plan, params, trained);
-  std::optional<TextEncoder> own;
+  std::optional<TextEncoder> trained_encoder;
   if (plan.trains_text_encoders)
-    own.emplace(m.devices(), m.family(), m.text_batch(), weights, scope_options(m.options().layers),
-                m.options().compile);
-  return sample_images(m, plan.samples->sampling, own ? *own : m.text_encoder(), weights);
+    trained_encoder.emplace(m.devices(), m.family(), m.text_batch(), weights, scope_options(m.options().layers),
+                            m.options().compile);
+  return sample_images(m, plan.samples->sampling, trained_encoder ? *trained_encoder : m.text_encoder(), weights);
 }
 HostArray sampled(ModelComponents& m, const TrainPlan& plan, LoopView& v) {
   return sampled(m, plan, v.programs.params(), trained_values(v.devices, v.programs, v.state));
 }
 
-/// Shows videos one by one, and `grid` of images, in TensorBoard; `events`: null where nothing is written.
-void show(EventWriter* events, const TrainPlan& plan, int64_t step, const std::string& tag, const HostArray& media,
-          const HostArray& grid) {
+/// Writes videos one by one, or `grid` of images, to TensorBoard; `events`: null if nothing is written.
+void record_image(EventWriter* events, const TrainPlan& plan, int64_t step, const std::string& tag,
+                  const HostArray& media, const HostArray& grid) {
   if (!events) return;
   if (grid) events->image(tag, grid, step);
   for (int64_t i = 0; media.dims().size() == 5 && i < media.dims()[0]; ++i)
@@ -37,7 +37,7 @@ void show(EventWriter* events, const TrainPlan& plan, int64_t step, const std::s
 
 void write_grid(EventWriter* events, const TrainPlan& plan, int64_t step, const HostArray& media) {
   const std::string path = fmt::format("{}/samples/step_{:06}", plan.run.folder, step);
-  show(events, plan, step, "samples", media, write_sample_grid(plan.samples->sampling, media, path));
+  record_image(events, plan, step, "samples", media, write_sample_grid(plan.samples->sampling, media, path));
   log_info("samples of step {}: {}.png", step, path);
 }
 
@@ -47,17 +47,19 @@ std::vector<Hook> train_hooks(ModelComponents& m, const TrainPlan& plan) {
   std::vector<Hook> all;
   if (plan.eval) {
     const std::vector<DenoiseTask> experts = tasks_per_expert(plan);
-    auto evaluation = std::make_shared<Evaluation>(m.devices(), pointers(experts), held_out_samples(m, plan),
-                                                   plan.eval->keys, plan.loop.step, plan.loop.seed, plan.loop.compile);
-    all.push_back({every_steps(plan.eval->keys.eval_every), [evaluation](LoopView& v) {
-                     v.recorder.read_pending([&] { return evaluation->run(v.at.done, v.state); });
+    const EvalKeys& keys = plan.eval->keys;
+    const uint64_t seed = keys.eval_seed < 0 ? plan.loop.seed : static_cast<uint64_t>(keys.eval_seed);
+    auto evaluation = std::make_shared<Evaluation>(m.devices(), pointers(experts), held_out_samples(m, plan), keys,
+                                                   plan.loop.step, seed, plan.loop.compile);
+    all.push_back({every_steps(keys.eval_every), [evaluation](LoopView& v) {
+                     v.recorder.read_pending([&] { return evaluation->run(v.progress.done, v.state); });
                    }});
   }
   if (!plan.samples) return all;
   all.push_back({every_steps_before_the_last(plan.samples->every),
                  [&m, &plan](LoopView& v) {
                    v.recorder.flush();
-                   write_grid(v.recorder.events(), plan, v.at.done, sampled(m, plan, v));
+                   write_grid(v.recorder.events(), plan, v.progress.done, sampled(m, plan, v));
                    v.recorder.restart_clock();
                  },
                  true});
@@ -67,10 +69,10 @@ std::vector<Hook> train_hooks(ModelComponents& m, const TrainPlan& plan) {
                      v.recorder.flush();
                      const SamplingRequest& sampling = plan.samples->sampling;
                      const HostArray media = sampled(m, plan, v);
-                     write_media(fmt::format("{}/samples/{}-train_steps-{}", plan.run.folder, v.at.done,
+                     write_media(fmt::format("{}/samples/{}-train_steps-{}", plan.run.folder, v.progress.done,
                                              m.family()->spec().reference.prefix_of_files(plan.run.sample_seed)),
                                  sampling.output_type == "png" ? "png" : "", media, sampling.fps);
-                     show(v.recorder.events(), plan, v.at.done, "eval_samples", media, {});
+                     record_image(v.recorder.events(), plan, v.progress.done, "eval_samples", media, {});
                      v.recorder.restart_clock();
                    },
                    true});

@@ -19,7 +19,7 @@
 namespace md {
 
 inline constexpr const char* kCommandLine = "command line";
-/// One key's text and where it came from ("configs/a.yml:12" or kCommandLine).
+/// One key's text and its source ("configs/a.yml:12" or kCommandLine).
 struct ConfigValue {
   enum class Kind { plain, quoted, list, mapping, word };  // word: command-line text, typed by its key alone
   std::string text;                                        // scalar text, or flow text of a list or mapping
@@ -30,9 +30,9 @@ struct ConfigValue {
   int64_t layer = 0;        // priority: parents, the file, the command line
 };
 
-/// A key that had another name, or whose values had.
+/// A key that was renamed, or whose values were.
 struct KeyRename {
-  std::string former, key;                         // equal: only values have other names
+  std::string former, key;                         // equal: only values were renamed
   std::map<std::string, std::string> values = {};  // former → now
 };
 
@@ -44,15 +44,15 @@ class ConfigSource {
   /// a warning, the last wins. Throws invalid_config: unreadable file, not one mapping, a custom tag (!!python/…),
   /// cyclic `base:`, an override without '='. Overrides are split at their first '='.
   static ConfigSource load(const std::string& file, const std::vector<std::string>& overrides);
-  /// As load, from text; `base:` is relative to the working folder.
+  /// Like load, from text; `base:` is relative to the working folder.
   static ConfigSource from_text(const std::string& yaml, const std::vector<std::string>& overrides = {});
-  /// Gives keys and values their names of now, with a log line for each that has a former one. If a key is given under
-  /// both names, the value that wins is the one that would win under one name; in one file, the one under the new name.
+  /// Replaces former names of keys and values by their current ones, with a log line for each. If a key is given under
+  /// both names, the value wins that would win under one name; in one file, the one under the new name.
   void rename(const std::vector<KeyRename>& renames);
   const std::map<std::string, ConfigValue>& values() const { return values_; }
-  /// Leaves a key out.
+  /// Removes a key.
   void drop(const std::string& key) { values_.erase(key); }
-  /// The files' value of a key that an override replaces; null: none.
+  /// The value from files of a key that the command line overrides; null if there is none.
   const ConfigValue* overridden(const std::string& key) const {
     const auto found = overridden_.find(key);
     return found == overridden_.end() ? nullptr : &found->second;
@@ -67,9 +67,9 @@ class ConfigSource {
   int64_t layers_ = 0;
 };
 
-/// Prompts. A value is one text, including brackets, commas and parentheses. It is a list only as a YAML list; on the
-/// command line, if all of it is a list of quoted texts, ["a", "b"] (Python's ['a', 'b'] and ('a', 'b') as well), or a
-/// YAML list of two or more texts, [a, b]. [bad] is a text there, and [] the empty list.
+/// Prompts. A value is one text, including brackets, commas and parentheses. In YAML only a YAML list is a list. On the
+/// command line a list is either quoted texts, ["a", "b"] (also Python's ['a', 'b'] and ('a', 'b')), or a YAML list of
+/// two or more texts, [a, b]. There [bad] is a text, and [] the empty list.
 struct Texts : std::vector<std::string> {
   using std::vector<std::string>::vector;
   explicit Texts(std::vector<std::string> texts) : vector(std::move(texts)) {}
@@ -86,7 +86,7 @@ struct ConfigKey {
   std::function<void(const ConfigValue&)> set;  // throws invalid_config for an invalid value
   std::function<std::string()> print;           // the current value as YAML flow text
   KeyPath path = KeyPath::none;
-  std::function<std::vector<std::string*>()> paths = {};  // its texts, if they are paths
+  std::function<std::vector<std::string*>()> paths = {};  // pointers to its texts, if they are paths
   std::optional<KeyRange> range = {};
   std::optional<KeyWords> words = {};
 
@@ -100,8 +100,8 @@ class KeyList {
  public:
   template <class T>
   void add(T& config) {
-    config.visit([this](const char* name, auto& member, const char* meaning, auto&&... takes) {
-      key(name, member, meaning, takes...);
+    config.visit([this](const char* name, auto& member, const char* meaning, auto&&... accepted) {
+      key(name, member, meaning, accepted...);
     });
   }
   /// Rewrites `--key=value`, `--key value` and, for boolean keys, `--key` as key=value; `-` in a key becomes `_`.
@@ -126,7 +126,7 @@ class KeyList {
   void key(const char* name, std::optional<bool>& m, const char* meaning);  // null: none
   void key(const char* name, std::optional<int64_t>& m, const char* meaning, const std::optional<KeyRange>& range = {});
   void key(const char* name, std::optional<double>& m, const char* meaning, const std::optional<KeyRange>& range = {});
-  /// Names and paths. One text is a list of one; on the command line a list needs no quotes: [a, b].
+  /// Names and paths. A single text is a list of one; on the command line a list needs no quotes: [a, b].
   void key(const char* name, std::vector<std::string>& m, const char* meaning, KeyPath path = KeyPath::none);
   void key(const char* name, Texts& m, const char* meaning);
   void key(const char* name, OptionalTexts& m, const char* meaning);
@@ -159,7 +159,7 @@ class KeyChanges {
     const std::string& now = value(key);
     return now != defaults_.at(key);
   }
-  /// As YAML.
+  /// The key's value as YAML.
   const std::string& value(const std::string& key) const;
 
  private:

@@ -64,7 +64,7 @@ std::string print(Sample s) {
   return keys.to_yaml();
 }
 
-/// The whole text of the error that parsing throws.
+/// The whole message of the error that parsing throws.
 std::string refusal(const std::string& yaml, const std::vector<std::string>& words = {}) {
   try {
     parse(yaml, words);
@@ -172,7 +172,7 @@ TEST(Config, NullClearsOptionalKeysOnly) {
     EXPECT_EQ(parse("choice: true", {"choice=" + t}).choice, std::nullopt) << t;
   }
   EXPECT_EQ(parse("run_name: null").run_name, "");
-  EXPECT_EQ(parse("run_name: None").run_name, "");  // Python's null, though a text to YAML
+  EXPECT_EQ(parse("run_name: None").run_name, "");  // Python's null, a string in YAML
   EXPECT_EQ(parse("run_name: 'None'").run_name, "None");
   EXPECT_EQ(parse("", {"run_name=None"}).run_name, "None");
   EXPECT_EQ(parse("run_name: 'null'").run_name, "null");
@@ -346,7 +346,7 @@ TEST(Config, OverridesMayBeWrittenAsOptions) {
             (Words{"limit=1", "run_name=a=b c", "max_train_steps=5", "enable_profiler=true", "limit=-3", "choice=null",
                    "enable_profiler=no", "choice=true"}));
   EXPECT_EQ(keys.overrides({"--enable_profiler", "limit=2"}), (Words{"enable_profiler=true", "limit=2"}));
-  EXPECT_EQ(keys.overrides({"--nothing", "5", "--none"}), (Words{"nothing=5", "none=true"}));  // assign() says so
+  EXPECT_EQ(keys.overrides({"--nothing", "5", "--none"}), (Words{"nothing=5", "none=true"}));  // assign() reports them
   for (const Words& words : {Words{"--limit"}, Words{"--limit", "--run_name", "a"}}) {
     try {
       keys.overrides(words);
@@ -454,7 +454,7 @@ TEST(Config, AnAliasToItselfNamesTheLine) {
                        "config: text:2 cannot be read as YAML: an alias refers"));
   EXPECT_TRUE(contains(refusal("max: 1\nmesh_axes: [x, &b {c: [*b]}]"), "text:2 cannot be read as YAML: an alias"));
   EXPECT_TRUE(contains(refusal("", {"logical_axis_rules=&a [*a]"}), "command line"));
-  // Nine lists of ten of the one before: a billion.
+  // Nine lists, each with ten references to the one before: a billion elements.
   std::string bomb = "x0: &x0 [a, a, a, a, a, a, a, a, a, a]\n";
   for (int i = 1; i < 9; ++i) {
     const std::string before = fmt::format("*x{}", i - 1);
@@ -539,8 +539,8 @@ TEST_F(ConfigFiles, PathsOfInputsAreRelativeToTheFileThatNamesThem) {
     EXPECT_EQ(p.text, "a.bin");
     EXPECT_EQ(p.files, (std::vector<std::string>{sub + "a.bin", sub + "b.bin"}));
   }
-  EXPECT_EQ(places(base, {"data=a.bin"}).data, "a.bin");  // the command line: the working folder
-  // Lists with commas and patterns; what is nowhere; names and URIs.
+  EXPECT_EQ(places(base, {"data=a.bin"}).data, "a.bin");  // command line: relative to the working folder
+  // Lists with commas, patterns, missing files, names and URIs.
   const auto data = [&](const std::string& text) { return places(write("sub/c.yml", "data: " + text)).data; };
   EXPECT_EQ(data("a.bin,b.bin"), sub + "a.bin," + sub + "b.bin");
   EXPECT_EQ(data("'*.bin'"), sub + "*.bin");
@@ -737,7 +737,7 @@ TEST(KeyChanges, NameWhatDiffersFromItsDefault) {
   }
 }
 
-/// Keys that say what they take.
+/// Keys with ranges of valid values.
 struct Limited {
   double part = 0.5, decay = 0.9, shift = 1, rate = 1, least = 0;
   int64_t count = 1;
@@ -762,8 +762,8 @@ struct Limited {
   }
 };
 
-/// What is said of a word, or "accepted".
-std::string taken(const std::string& word, const std::string& yaml = "") {
+/// The error message for a command-line word, or "accepted".
+std::string outcome_of(const std::string& word, const std::string& yaml = "") {
   Limited l;
   KeyList keys;
   keys.add(l);
@@ -780,7 +780,7 @@ TEST(KeyRange, EndsAreValidAndOthersRefusedWithTheRange) {
   for (const char* word : {"part=0", "part=1", "decay=0", "decay=0.999999", "shift=-1e300", "shift=1e300",
                            "rate=1e-300", "least=1", "least=-1e300", "count=1", "count=1024", "seed=-1", "seed=null",
                            "scale=0", "scale=null", "crops=[]", "crops=0,7"})
-    EXPECT_EQ(taken(word), "accepted") << word;
+    EXPECT_EQ(outcome_of(word), "accepted") << word;
   const std::pair<const char*, const char*> refused[] = {
       {"part=-1e-9", "part is `-1e-9`, expected a number, 0 to 1"},
       {"part=1.0001", "part is `1.0001`, expected a number, 0 to 1"},
@@ -794,26 +794,26 @@ TEST(KeyRange, EndsAreValidAndOthersRefusedWithTheRange) {
       {"scale=-0.5", "scale is `-0.5`, expected a finite number, 0 or more, or null"},
       {"crops=0,-1", "crops is `0,-1`, expected a list of whole numbers, as in [1, 2], each 0 or more"}};
   for (const auto& [word, text] : refused)
-    EXPECT_TRUE(taken(word).starts_with(fmt::format("config: command line: {}\n", text))) << taken(word);
-  EXPECT_EQ(taken("", "part: 0.5\nseed: -2\n"),
+    EXPECT_TRUE(outcome_of(word).starts_with(fmt::format("config: command line: {}\n", text))) << outcome_of(word);
+  EXPECT_EQ(outcome_of("", "part: 0.5\nseed: -2\n"),
             "config: text:2: seed is `-2`, expected a whole number, -1 or more, or null\n  seed: a seed; -1: any");
   for (const char* key : {"part", "decay", "shift", "rate", "least", "scale", "count", "crops"})
     for (const char* value : {"nan", "inf", "-inf", ".inf"})
-      EXPECT_TRUE(contains(taken(fmt::format("{}={}", key, value)), "expected a")) << key << value;
-  EXPECT_TRUE(contains(taken("shift=inf"), "expected a finite number\n"));
+      EXPECT_TRUE(contains(outcome_of(fmt::format("{}={}", key, value)), "expected a")) << key << value;
+  EXPECT_TRUE(contains(outcome_of("shift=inf"), "expected a finite number\n"));
 }
 
 TEST(KeyWords, AWordOfNoListIsRefusedWithTheListAndTheNearest) {
-  for (const char* word : {"method=careful", "form=png", "form="}) EXPECT_EQ(taken(word), "accepted") << word;
-  EXPECT_EQ(taken("", "form: null"), "accepted");
-  EXPECT_EQ(taken("method=carefull"),
+  for (const char* word : {"method=careful", "form=png", "form="}) EXPECT_EQ(outcome_of(word), "accepted") << word;
+  EXPECT_EQ(outcome_of("", "form: null"), "accepted");
+  EXPECT_EQ(outcome_of("method=carefull"),
             "config: command line: method is `carefull`, expected one of: fast, careful\n  did you mean `careful`?\n"
             "  method: how");
-  EXPECT_EQ(taken("", "form: jpg"),
+  EXPECT_EQ(outcome_of("", "form: jpg"),
             "config: text:1: form is `jpg`, expected one of: png, mp4, or empty\n"
             "  form: what; empty: either");
   for (const char* word : {"method=", "method=FAST", "form=fast"})
-    EXPECT_TRUE(contains(taken(word), "expected one of: ")) << word;
+    EXPECT_TRUE(contains(outcome_of(word), "expected one of: ")) << word;
 }
 
 TEST(ConfigKey, LineHasDefaultMeaningAndRange) {

@@ -45,7 +45,7 @@ std::string_view without_spaces_before(std::string_view text) {
 }
 
 /// Removes one quoted text from the front of `rest`; none if there is none.
-std::optional<std::string> take_quoted(std::string_view& rest) {
+std::optional<std::string> parse_quoted(std::string_view& rest) {
   if (rest.empty() || (rest[0] != '"' && rest[0] != '\'')) return std::nullopt;
   const char quote = rest[0];
   std::string letters;
@@ -66,8 +66,8 @@ std::optional<std::string> take_quoted(std::string_view& rest) {
   return std::nullopt;
 }
 
-/// Characters without a meaning in YAML at any position. Excludes what starts like a number: hexadecimal, base-60 and
-/// date forms are numbers to some readers.
+/// Whether the text has no character with a special meaning in YAML. Rejects texts that start like a number: some
+/// readers parse hexadecimal, base-60 and date forms as numbers.
 bool is_bare_word(const std::string& text) {
   if (text.empty() || (!std::isalpha(static_cast<unsigned char>(text[0])) && text[0] != '/')) return false;
   return std::all_of(text.begin(), text.end(), [](unsigned char c) {
@@ -107,7 +107,7 @@ bool is_plain_tag(const std::string& tag) {
 void check_tree(const YAML::Node& node, std::vector<YAML::Node>& above, int64_t& count) {
   constexpr int64_t kMost = 1'000'000;
   if (++count > kMost) throw YAML::ParserException(node.Mark(), "aliases make more than a million values of it");
-  if (const std::string tag = node.Tag(); tag.size() > 1 && !is_plain_tag(tag))
+  if (const std::string& tag = node.Tag(); tag.size() > 1 && !is_plain_tag(tag))
     throw YAML::ParserException(node.Mark(), "the tag " + tag + " is not known");
   if (!node.IsSequence() && !node.IsMap()) return;
   for (const YAML::Node& other : above)
@@ -149,14 +149,14 @@ std::optional<std::vector<std::string>> read_quoted_list(std::string_view text) 
   bool comma = true;  // before the next item
   for (rest = without_spaces_before(rest.substr(1)); !rest.starts_with(tuple ? ')' : ']');
        rest = without_spaces_before(rest)) {
-    std::optional<std::string> member = comma ? take_quoted(rest) : std::nullopt;
+    std::optional<std::string> member = comma ? parse_quoted(rest) : std::nullopt;
     if (!member) return std::nullopt;
     out.push_back(std::move(*member));
     rest = without_spaces_before(rest);
     comma = rest.starts_with(',');
     if (comma) rest.remove_prefix(1);
   }
-  if (tuple && out.size() == 1 && !comma) return std::nullopt;  // to Python, too, a text in parentheses
+  if (tuple && out.size() == 1 && !comma) return std::nullopt;  // in Python, too, ("a") is a text and not a tuple
   if (!without_spaces_before(rest.substr(1)).empty()) return std::nullopt;
   return out;
 }

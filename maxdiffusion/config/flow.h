@@ -38,9 +38,9 @@ std::optional<bool> read_bool(const std::string& text);
 std::optional<int64_t> read_int(const std::string& text);
 /// 1, 1.5, 1.e-8, 1e-8, .5, inf, .inf, nan.
 std::optional<double> read_double(const std::string& text);
-/// As read_double, but without nan.
+/// Like read_double, but without nan.
 std::optional<double> read_number(const std::string& text);
-/// As read_int; also whole numbers in floating-point form: 1e3, 1000.0.
+/// Like read_int; also whole numbers in floating-point form: 1e3, 1000.0.
 std::optional<int64_t> read_whole(const std::string& text);
 /// Shortest text that reads back to the same double, never like an integer: 1.0, 1e-08, .inf.
 std::string print_double(double d);

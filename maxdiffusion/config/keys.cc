@@ -1,4 +1,4 @@
-// Typed keys: one reader and one printer per member type, and the messages for keys and values that do not fit.
+// Typed keys: one reader and one printer per member type, and the messages for unknown keys and invalid values.
 #include <glob.h>
 
 #include <algorithm>
@@ -46,8 +46,8 @@ YAML::Node parsed(const std::string& name, const ConfigValue& v, const std::stri
   }
 }
 
-/// A list whose items `read` accepts; quoted items are passed to `read` only if `quotes`. On the command line its
-/// brackets may be left out.
+/// Reads a list whose items `read` accepts; quoted items are passed to `read` only if `quotes`. Brackets are optional
+/// on the command line.
 template <class T, class Read>
 std::vector<T> read_list(const std::string& name, const ConfigValue& v, const std::string& expected, bool quotes,
                          Read read) {
@@ -75,13 +75,13 @@ std::string print_list(const std::vector<T>& list, Print print) {
 
 std::optional<std::string> read_text(const std::string& text) { return text; }
 
-/// ~ and ~/x as the shell reads them.
+/// Expands ~ and ~/x as the shell does.
 std::string with_home(const std::string& path) {
   const char* home = std::getenv("HOME");
   return home && (path == "~" || path.starts_with("~/")) ? home + path.substr(1) : path;
 }
 
-/// Whether something is there, of a pattern (list_inputs in storage/storage.h) that matches.
+/// Whether a path exists, or a pattern (list_inputs in storage/storage.h) matches a file.
 bool is_there(const std::string& path) {
   std::error_code ignored;
   if (std::filesystem::exists(path, ignored)) return true;
@@ -96,7 +96,7 @@ bool is_relative(const std::string& path) {
   return !path.empty() && !path.starts_with('/') && path.find("://") == std::string::npos;
 }
 
-/// `f` of each of several comma-separated paths, or of the whole text if that is a path.
+/// Applies `f` to each comma-separated path, or to the whole text if that is a path.
 template <class F>
 std::string of_each(const std::string& paths, F f) {
   if (paths.find(',') == std::string::npos || is_there(paths)) return f(paths);
@@ -108,19 +108,19 @@ std::string of_each(const std::string& paths, F f) {
   return out;
 }
 
-/// The paths in `text`, relative to the working folder.
+/// Resolves the paths in `text`; relative ones become relative to the working folder.
 std::string placed_path(const char* name, const std::string& text, const ConfigValue& v, KeyPath path) {
   if (path == KeyPath::none) return text;
   const bool input = path == KeyPath::input || path == KeyPath::input_or_word;
   return of_each(with_home(text), [&](const std::string& one) {
-    std::string here = with_home(one);
-    if (!input || v.folder.empty() || !is_relative(here)) return here;
-    std::string in_folder = (std::filesystem::path(v.folder) / here).lexically_normal();
+    std::string expanded = with_home(one);
+    if (!input || v.folder.empty() || !is_relative(expanded)) return expanded;
+    std::string in_folder = (std::filesystem::path(v.folder) / expanded).lexically_normal();
     if (is_there(in_folder)) return in_folder;
-    if (!is_there(here)) return path == KeyPath::input ? in_folder : here;
-    log_info("config: {}: {} '{}' is not in '{}'; the one in the working folder is used", v.where, name, here,
+    if (!is_there(expanded)) return path == KeyPath::input ? in_folder : expanded;
+    log_info("config: {}: {} '{}' is not in '{}'; the one in the working folder is used", v.where, name, expanded,
              v.folder);
-    return here;
+    return expanded;
   });
 }
 
@@ -142,7 +142,7 @@ std::string expected_number(std::string type, const std::optional<KeyRange>& ran
   return type + (or_null ? ", or null" : "");
 }
 
-/// `read`, for numbers of the range.
+/// As `read`, but rejects numbers outside the range.
 template <class Read>
 auto within(const std::optional<KeyRange>& range, Read read) {
   return [range, read](const std::string& text) {
@@ -151,7 +151,7 @@ auto within(const std::optional<KeyRange>& range, Read read) {
   };
 }
 
-/// Of a number, or an optional one.
+/// Key of a number, or of an optional number.
 template <class T, class Read, class Print>
 ConfigKey number_key(const char* name, T& m, const char* meaning, const std::string& type,
                      const std::optional<KeyRange>& range, Read read, Print print) {
@@ -197,8 +197,8 @@ std::string print_int(int64_t i) { return std::to_string(i); }
 }  // namespace
 
 std::string ConfigKey::line() const {
-  const std::string takes = range ? range->text() : words ? words->text() : "";
-  return fmt::format("{}: {}  # {}{}", name, print(), meaning, takes.empty() ? "" : " [" + takes + "]");
+  const std::string accepted = range ? range->text() : words ? words->text() : "";
+  return fmt::format("{}: {}  # {}{}", name, print(), meaning, accepted.empty() ? "" : " [" + accepted + "]");
 }
 
 void KeyList::declare(ConfigKey key) {
@@ -227,7 +227,7 @@ void KeyList::key(const char* name, std::string& m, const char* meaning, KeyPath
   declare({name, meaning, "text",
            [name, &m, path](const ConfigValue& v) {
              if (!is_scalar(v) && !v.is_null) wrong_type(name, v, "text");
-             // Python's None, which is a text in YAML.
+             // Python's None, which YAML reads as a text.
              const bool none = v.text == "None" && (v.kind == Kind::plain || (is_word(v) && path != KeyPath::none));
              m = v.is_null || none ? "" : placed_path(name, v.text, v, path);
            },

@@ -1,4 +1,4 @@
-// Where keys come from: a YAML file, its parents named by `base:`, and command-line words, merged in that order.
+// Sources of keys: a YAML file, its parents named by `base:`, and command-line words, merged in that order.
 #include <filesystem>
 #include <sstream>
 #include <utility>
@@ -32,7 +32,7 @@ ConfigValue value_of(const YAML::Node& node, const std::string& file) {
   return v;
 }
 
-/// The line, from 1, after which a second document begins; 0: none.
+/// The line, from 1, after which a second document begins; 0: there is none.
 int64_t second_document(const std::string& yaml) {
   std::istringstream lines(yaml);
   int64_t number = 0, ended = 0;
@@ -78,10 +78,10 @@ ConfigSource ConfigSource::from_text(const std::string& yaml, const std::vector<
 
 void ConfigSource::merge_file(const std::string& file, std::vector<std::string> chain) {
   std::string name = fs::path(file).lexically_normal().string();
-  bool seen = false;
-  for (const auto& other : chain) seen |= fs::weakly_canonical(other) == fs::weakly_canonical(name);
+  bool cyclic = false;
+  for (const auto& other : chain) cyclic |= fs::weakly_canonical(other) == fs::weakly_canonical(name);
   chain.push_back(name);
-  if (seen) {
+  if (cyclic) {
     throw Error(Code::invalid_config, fmt::format("config: `base:` is cyclic: {}", chain_text(chain)));
   }
   std::string text;
@@ -105,11 +105,11 @@ void ConfigSource::merge_text(const std::string& yaml, const std::string& file, 
   }
   if (const int64_t line = second_document(yaml))
     fail(Code::invalid_config, "config: {}:{}: a second YAML document begins; expected one", file, line);
-  if (root.IsNull()) return;  // an empty file, or only comments
+  if (root.IsNull()) return;  // empty, or only comments
   check(root.IsMap(), Code::invalid_config, "config: {} holds {} at its top level, expected a mapping of `key: value`",
         file, root.IsSequence() ? "a list" : "a single value");
 
-  std::map<std::string, ConfigValue> own;
+  std::map<std::string, ConfigValue> file_values;
   std::string parent;
   for (const auto& item : root) {
     std::string where = place(file, item.first.Mark());
@@ -123,18 +123,18 @@ void ConfigSource::merge_text(const std::string& yaml, const std::string& file, 
       continue;
     }
     ConfigValue value = value_of(item.second, file);
-    value.where = where;  // the key's line: where a person looks, also for values over several lines
-    if (auto old = own.find(key); old != own.end()) {
+    value.where = where;  // the key's line, where users look, also for values over several lines
+    if (auto old = file_values.find(key); old != file_values.end()) {
       log_warning("config: {} is written twice: {} and {}; the last wins", key, old->second.where, where);
     }
-    own[key] = std::move(value);
+    file_values[key] = std::move(value);
   }
   if (!parent.empty()) {
     fs::path folder = chain.empty() ? fs::path() : fs::path(chain.back()).parent_path();
     merge_file((folder / parent).string(), chain);
   }
   ++layers_;
-  for (auto& [key, value] : own) {
+  for (auto& [key, value] : file_values) {
     if (!chain.empty()) value.folder = fs::path(file).parent_path();
     value.layer = layers_;
     values_[key] = std::move(value);
@@ -165,10 +165,10 @@ void ConfigSource::rename(const std::vector<KeyRename>& renames) {
   for (const KeyRename& r : renames)
     for (auto* values : {&values_, &overridden_}) {
       const bool logs = values == &values_;
-      if (const auto given = r.former == r.key ? values->end() : values->find(r.former); given != values->end()) {
-        if (logs) log_info("config: {}: `{}` is now `{}`", given->second.where, r.former, r.key);
-        const ConfigValue value = given->second;
-        values->erase(given);
+      if (const auto former = r.former == r.key ? values->end() : values->find(r.former); former != values->end()) {
+        if (logs) log_info("config: {}: `{}` is now `{}`", former->second.where, r.former, r.key);
+        const ConfigValue value = former->second;
+        values->erase(former);
         const auto [at, is_new] = values->try_emplace(r.key, value);
         if (!is_new && at->second.layer < value.layer) at->second = value;
       }

@@ -18,6 +18,7 @@
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/checkpoint_reader.h"
+#include "maxdiffusion/checkpoint/quantized_writers.h"
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weights.h"
@@ -39,46 +40,46 @@ using nlohmann::json;
 
 constexpr const char* kLora = "pytorch_lora_weights.safetensors";
 
-/// One model: where its weights are and what they are called.
+/// One model: its weights and their names.
 struct Part {
-  std::string name;    // "unet"; empty: of a folder of one model
+  std::string name;    // "unet"; empty: the folder contains a single model
   std::string config;  // text of config.json
   std::string weights, stem;
   WeightNameMap weight_names;
   ParamTable params;
   std::shared_ptr<OpenedWeights> opened;     // keeps the weights open until they are read
-  std::shared_ptr<CheckpointReader> shards;  // where several processes wrote them; else null
+  std::shared_ptr<CheckpointReader> shards;  // if several processes wrote the weights in shards; else null
 };
 
-/// All that is read.
+/// Everything that is read.
 struct Source {
   std::string path;
   std::vector<Part> parts;
-  std::map<std::string, std::string> texts;  // of a whole folder, by path
+  std::map<std::string, std::string> texts;  // texts of a model folder, by path
   SingleFile single_file;                    // of the family
-  std::vector<ScaledLora> loras;             // to be added
+  std::vector<ScaledLora> loras;             // to be merged
 };
 
-/// A copy on this machine of a model in a bucket: a file, a folder, a checkpoint, or a run's newest one.
+/// A local copy of a model in a bucket: a file, a folder, a checkpoint, or a run's newest checkpoint.
 std::string copied(const std::string& from) {
   if (!is_remote(from)) return from;
   const std::string folder = newest_checkpoint(from);
   return find_file(below(folder, kState)) ? local_checkpoint(folder, CheckpointPart::all) : local_copy(folder);
 }
 
-/// What a name on the command line means, as a path.
+/// Resolves a name on the command line to a path.
 std::string place_of(const std::string& from, const FolderKeys& k) {
   if (fs::is_regular_file(from)) return from;
   return newest_checkpoint(fs::is_directory(from) ? from : local_folder(from, k.revision));
 }
 
-/// Whether a path that need not be there would be in a folder or the folder itself.
+/// Whether a path, which may not exist, is a folder or inside of it.
 bool is_inside(const std::string& path, const std::string& folder) {
   const fs::path outer = fs::weakly_canonical(folder + "/."), inner = fs::weakly_canonical(path);
   return std::ranges::mismatch(outer, inner).in1 == outer.end();
 }
 
-/// The checkpoint that a folder is, where it has a component's weights in shards; else null.
+/// Opens the checkpoint in a folder if it has a component's weights in shards; else null.
 std::shared_ptr<CheckpointReader> shards_of(const std::string& folder, const std::string& component) {
   if (!exists(folder + "/" + kIndex)) return nullptr;
   auto reader = std::make_shared<CheckpointReader>(folder);
@@ -87,7 +88,7 @@ std::shared_ptr<CheckpointReader> shards_of(const std::string& folder, const std
   return first != reader->arrays().end() && first->first.starts_with(prefix) ? reader : nullptr;
 }
 
-/// A part of a checkpoint that several processes wrote.
+/// A part from a checkpoint that several processes wrote.
 Part sharded_part(const std::string& name, const Component& c, ParamTable params,
                   std::shared_ptr<CheckpointReader> shards) {
   for (const Param& p : params.params())
@@ -117,7 +118,7 @@ Part part_of(const std::string& name, const Component& c, const std::string& wei
           .shards = {}};
 }
 
-/// `weights`: empty: the component's own.
+/// `weights`: a file or folder; empty: the component's own.
 Part part_of(const ModelFolder& folder, const std::string& name, const std::string& weights = "") {
   const auto found = folder.components().find(name);
   if (found == folder.components().end()) {
@@ -130,9 +131,9 @@ Part part_of(const ModelFolder& folder, const std::string& name, const std::stri
   return part_of(name, found->second, weights.empty() ? found->second.weights : weights, folder.opened());
 }
 
-/// A folder with one model: its config.json says of which class.
+/// A folder with a single model, whose class is in config.json.
 Part lone_part(const std::string& folder) {
-  const std::string file = folder + "/config.json", text = read_file(file);
+  const std::string file = folder + "/config.json", text = unquantized(read_file(file));
   const json config = parse_json_or_discard(text);
   const json name = config.is_object() ? config.value("_class_name", json()) : json();
   const ModelClass* known = name.is_string() ? find_model_class(name) : nullptr;
@@ -151,7 +152,7 @@ Source open_source(const std::string& from, const ConvertKeys& k, const std::opt
     return s;
   }
   FolderKeys keys = k.folder;
-  if (file && !k.component.empty()) {  // of one model: the folder says which
+  if (file && !k.component.empty()) {  // a single model: the folder determines which
     check(!k.folder.single_file_config.empty(), Code::invalid_config,
           "component is '{}' and '{}' a file; single_file_config must name a model folder with its config.json",
           k.component, from);
@@ -167,22 +168,22 @@ Source open_source(const std::string& from, const ConvertKeys& k, const std::opt
   s.texts.merge(folder.tokenizer_files());
   for (const auto& [name, component] : folder.components())
     if (k.component.empty() || name == k.component) s.parts.push_back(part_of(folder, name));
-  if (s.parts.empty()) part_of(folder, k.component);  // says which there are
+  if (s.parts.empty()) part_of(folder, k.component);  // throws, listing the existing components
   return s;
 }
 
-/// The weights that were trained, where a checkpoint's folder holds their averages.
+/// Replaces moving averages by the trained weights, if the checkpoint's weights are averages.
 void replace_averages(const Source& s, const Part& part, ArraysToWrite& values, int64_t& replaced) {
   const NamedShards state = read_training_state(s.path).state;
   for (const auto& [average, shards] : state) {
     const std::string ema = state_prefix::kAverage, beginning = ema + part.name + "/";
     if (!average.starts_with(beginning)) continue;
     const std::string input = average.substr(ema.size());
-    const auto own = state.find(input), master = state.find(state_prefix::kMaster + input);
-    check(own != state.end() || master != state.end(), Code::io,
+    const auto trained = state.find(input), master = state.find(state_prefix::kMaster + input);
+    check(trained != state.end() || master != state.end(), Code::io,
           "'{}' holds the average of '{}', but not what was trained", s.path, input);
     for (const auto& [path, array] :
-         unstacked(average.substr(beginning.size()), (own != state.end() ? own : master)->second)) {
+         unstacked(average.substr(beginning.size()), (trained != state.end() ? trained : master)->second)) {
       ArrayToWrite& value = values.at(path);
       value.make = [array = array, type = value.shape.dtype] { return cast_and_release(array.whole(), type); };
       ++replaced;
@@ -190,7 +191,7 @@ void replace_averages(const Source& s, const Part& part, ArraysToWrite& values, 
   }
 }
 
-/// By published name; what is in shards is put together when it is written.
+/// Stored values by published name; shards are merged when they are written.
 ArraysToWrite stored(const Part& p) {
   if (!p.shards)
     return open_each_stored(p.params, p.name, *p.opened->take(p.name, p.weights), p.weights, p.weight_names);
@@ -208,7 +209,7 @@ ArraysToWrite stored(const Part& p) {
   return out;
 }
 
-/// Published names → values.
+/// Values by published name, as requested by the keys.
 ArraysToWrite read(const Source& s, const Part& part, const ConvertKeys& k, int64_t& replaced) {
   ArraysToWrite values = stored(part);
   if (!s.loras.empty()) {
@@ -222,7 +223,7 @@ ArraysToWrite read(const Source& s, const Part& part, const ConvertKeys& k, int6
       };
   }
   if (!k.ema) replace_averages(s, part, values, replaced);
-  if (!k.dtype.empty())
+  if (!k.dtype.empty() && !k.quantizes())
     for (auto& [name, array] : values) {
       if (!is_float(array.shape.dtype)) continue;
       array.shape.dtype = parse_dtype(k.dtype);
@@ -231,16 +232,22 @@ ArraysToWrite read(const Source& s, const Part& part, const ConvertKeys& k, int6
   return values;
 }
 
-/// The layout's name for a parameter, behind `prefix`.
+constexpr const char* kGguf = ".gguf";
+
+/// Null for types that tensors have or are converted to when they are read.
+const GgufType* gguf_type(const std::string& dtype) { return find_written_gguf_type(dtype); }
+bool is_scaled_float8(const ConvertKeys& k) { return k.quantizes() && !gguf_type(k.dtype); }
+
+/// The name of a parameter in the original layout, after `prefix`.
 WeightAlias original_of(const Part& part, const std::string& name, const std::string& prefix) {
-  if (part.weight_names.of)
-    for (const WeightAlias& other : part.weight_names.of(name))
+  if (part.weight_names.aliases)
+    for (const WeightAlias& other : part.weight_names.aliases(name))
       if (other.prefix == prefix) return other;
   fail(Code::invalid_config, "{}: '{}' has no name in the original layout{}", part.name, name,
        prefix.empty() ? "" : " with the prefix '" + prefix + "'");
 }
 
-/// `values` under the original names, as a file holds them; parts of one array are joined when it is written.
+/// Adds `values` under the original names to a file's arrays; parts of one array are merged when it is written.
 void add_original(const Part& part, const ArraysToWrite& values, const std::string& prefix, ArraysToWrite& out) {
   struct Parts {
     int64_t parts;
@@ -249,7 +256,7 @@ void add_original(const Part& part, const ArraysToWrite& values, const std::stri
   std::map<std::string, std::shared_ptr<Parts>> joined;
   for (const auto& [name, array] : values) {
     const WeightAlias other = original_of(part, name, prefix);
-    const std::string key = other.whole();
+    const std::string key = other.full_name();
     Shape shape = array.shape;
     if (other.transposed) std::swap(shape.dims.at(0), shape.dims.at(1));
     shape.dims.insert(shape.dims.end(), static_cast<size_t>(other.ones), 1);
@@ -279,16 +286,17 @@ void add_original(const Part& part, const ArraysToWrite& values, const std::stri
   }
 }
 
-/// What a lone model's names begin with in a file: nothing where there are such files, else its usual prefix.
+/// Prefix of a single model's names in a file: empty if such files exist, else the usual prefix.
 std::string lone_prefix(const Part& part) {
-  const std::vector<WeightAlias> names =
-      part.weight_names.of ? part.weight_names.of(part.params.params().at(0).path) : std::vector<WeightAlias>();
+  const std::vector<WeightAlias> names = part.weight_names.aliases
+                                             ? part.weight_names.aliases(part.params.params().at(0).path)
+                                             : std::vector<WeightAlias>();
   check(!names.empty(), Code::invalid_config, "{} has no original layout; write it with format=diffusers", part.name);
   const bool bare = std::ranges::any_of(names, [](const WeightAlias& n) { return n.prefix.empty(); });
   return bare ? "" : names[0].prefix;
 }
 
-/// Logs what the parts hold, a run's LoRA matrices aside.
+/// Logs what was converted, without a run's LoRA matrices.
 class Writer {
  public:
   Writer(const Source& s, const ConvertKeys& k) : s_(s), k_(k), whole_(!s.texts.empty() && k.component.empty()) {}
@@ -298,6 +306,14 @@ class Writer {
           "'{}' holds LoRA matrices, which a single file cannot hold; try: lora merge", s_.path);
     check(!whole_ || !s_.single_file.prefixes.empty(), Code::invalid_config,
           "models of '{}' have no single-file layout; give component=NAME, or format=diffusers", s_.path);
+    const bool gguf = to.ends_with(kGguf);
+    std::string architecture;
+    for (const Part& part : s_.parts)
+      if (architecture.empty()) architecture = part.weight_names.architecture;
+    check(!gguf || !architecture.empty(), Code::invalid_config,
+          "'{}': models of '{}' have no names in GGUF files; expected a denoiser or a T5 encoder: component=NAME, or a "
+          "name that ends in .safetensors",
+          to, s_.path);
     ArraysToWrite out = to_write(whole_ ? s_.single_file.extra_tensors : HostArrays());
     std::vector<std::string> left;
     for (const Part& part : s_.parts) {
@@ -313,8 +329,11 @@ class Writer {
                   fmt::join(left, ", "));
     const fs::path parent = fs::path(to).parent_path();
     if (!parent.empty()) make_folders(parent.string());
-    write_safetensors(to, out);
-    log_info("{}: {} tensors in the original layout", to, out.size());
+    if (gguf)
+      write_gguf(to, out, gguf_type(k_.dtype), architecture);
+    else
+      write_safetensors(to, is_scaled_float8(k_) ? with_scaled_float8(out, float8_prefix()) : out);
+    log_info("{}: the original layout", to);
     if (whole_) log_info("for a model whose sizes are not published, read it with single_file_config={}", s_.path);
   }
 
@@ -346,6 +365,14 @@ class Writer {
   }
 
  private:
+  /// Prefix of the denoiser's names, which precedes the mark of scaled float8.
+  std::string float8_prefix() const {
+    for (const Part& part : s_.parts)
+      if (const auto p = s_.single_file.prefixes.find(part.name);
+          whole_ && p != s_.single_file.prefixes.end() && !part.weight_names.architecture.empty())
+        return p->second;
+    return "";
+  }
   ArraysToWrite values(const Part& part) {
     ArraysToWrite v = read(s_, part, k_, replaced_);
     int64_t bytes = 0;
@@ -367,6 +394,10 @@ class Writer {
 
 }  // namespace
 
+bool ConvertKeys::quantizes() const {
+  return find_written_gguf_type(dtype) || dtype == "float8_e4m3fn" || dtype == to_string(DType::f8e4m3fn);
+}
+
 ModelFolder open_folder(const std::string& from, const FolderKeys& keys) {
   return ModelFolder::open(place_of(copied(from), keys), keys);
 }
@@ -375,24 +406,36 @@ ArraysToWrite stored_values(const ModelFolder& folder, const std::string& compon
   return stored(part_of(folder, component));
 }
 
-void convert(const std::string& given, const std::string& to, const ConvertKeys& k,
+void convert(const std::string& source, const std::string& to, const ConvertKeys& k,
              const std::optional<LoraKeys>& loras) {
   if (is_remote(to)) {
     check(list_all_files(to).empty(), Code::invalid_config, "'{}' exists; expected a new name", shown(to));
     remove_folder(local_cache_path(to));
     make_folders(fs::path(local_cache_path(to)).parent_path());
-    convert(given, local_cache_path(to), k, loras);
+    convert(source, local_cache_path(to), k, loras);
     return RemoteSync({{local_cache_path(to), to}}, {}).settle();
   }
-  const std::string from = copied(given);
-  const bool single = k.format.empty() ? to.ends_with(".safetensors") : k.format == "single_file";
-  check(!single || to.ends_with(".safetensors"), Code::invalid_config,
-        "'{}' does not end in .safetensors, as a single file does", to);
-  for (const char* other : {".ckpt", ".pt", ".pth", ".bin", ".gguf"})
+  const std::string from = copied(source);
+  const bool single =
+      k.format.empty() ? to.ends_with(".safetensors") || to.ends_with(kGguf) : k.format == "single_file";
+  check(!single || to.ends_with(".safetensors") || to.ends_with(kGguf), Code::invalid_config,
+        "'{}' does not end in .safetensors or .gguf, as a single file does", to);
+  for (const char* other : {".ckpt", ".pt", ".pth", ".bin"})
     check(!to.ends_with(other), Code::invalid_config,
-          "'{}': {} files are not written; expected a name that ends in .safetensors, or a folder", to, other);
+          "'{}': {} files are not written; expected a name that ends in .safetensors or .gguf, or a folder", to, other);
   check(!exists(to), Code::invalid_config, "'{}' exists; expected a new name", to);
-  if (!k.dtype.empty()) parse_float_dtype("dtype", k.dtype);
+  check(single || !to.ends_with(kGguf), Code::invalid_config,
+        "'{}' is GGUF, but format is {}; expected format=single_file", to, k.format);
+  if (gguf_type(k.dtype))
+    check(to.ends_with(kGguf), Code::invalid_config,
+          "dtype is {}, a type of GGUF; expected a name that ends in .gguf: '{}'", k.dtype, to);
+  else if (!k.dtype.empty())
+    check(
+        size_of(parse_float_dtype("dtype", k.dtype)) > 1 || (k.quantizes() && single && !to.ends_with(kGguf)),
+        Code::invalid_config,
+        "dtype is {} and '{}' is to be written; expected float32, bfloat16 or float16, or of single .safetensors files "
+        "float8_e4m3fn, or of .gguf files q8_0 or q4_0",
+        k.dtype, to);
   const Source s = open_source(from, k, loras);
   check(!is_inside(to, s.path), Code::invalid_config, "'{}' is inside of '{}', the input; expected a place outside", to,
         s.path);

@@ -1,4 +1,5 @@
-// Models between layouts of files: a folder as diffusers has it, or a single file under the original program's names.
+// Conversion of models between file layouts: a folder in diffusers' layout, or a single file with the original
+// program's names.
 #pragma once
 
 #include <optional>
@@ -10,11 +11,9 @@
 
 namespace md {
 
-/// A model folder, a name in the Hugging Face cache, a single file, or a run's folder: its newest
-/// checkpoint.
+/// Opens a model folder, a name in the Hugging Face cache, a single file, or the newest checkpoint of a run's folder.
 ModelFolder open_folder(const std::string& from, const FolderKeys& keys);
-/// A component's values by published name, in the types in which they are stored. Each is read on demand;
-/// several threads may ask.
+/// A component's values by published name, in their stored types. Each is read on demand. Thread safe.
 ArraysToWrite stored_values(const ModelFolder& folder, const std::string& component);
 
 /// The command's keys, after the two paths.
@@ -22,12 +21,17 @@ struct ConvertKeys {
   std::string format, dtype, component;
   bool ema = true;
   FolderKeys folder;
+  /// Whether weights are quantized, as q8_0 or scaled float8.
+  bool quantizes() const;
   template <class V>
   void visit(V&& v) {
     v("format", format,
-      "what is written: diffusers (a folder) or single_file; empty: single_file if the name ends in .safetensors",
+      "what is written: diffusers (a folder) or single_file; empty: single_file if the name ends in .safetensors or "
+      ".gguf",
       one_of_or_empty({"diffusers", "single_file"}));
-    v("dtype", dtype, "dtype of the floats that are written: float32, bfloat16 or float16; empty: as stored");
+    v("dtype", dtype,
+      "dtype of the floats that are written: float32, bfloat16 or float16; of the matrices: q8_0 or q4_0 (.gguf), "
+      "float8_e4m3fn (single .safetensors files; scaled); empty: as stored");
     v("component", component, "the one component that is read and written, such as vae; empty: all");
     v("ema", ema, "true: a checkpoint's averaged weights, if it has them; false: the trained ones");
     folder.visit(v);
@@ -35,9 +39,9 @@ struct ConvertKeys {
 };
 
 /// Reads `from` (a model folder, a name in the Hugging Face cache, a single file, a run's folder or one of its
-/// checkpoints, a folder of one model) and writes `to`, which must not be there. Every tensor of `from` is written or
-/// named. Throws invalid_config for keys that do not fit; io for files that do not. `loras`: added to the weights, with
-/// those that a checkpoint's run has trained.
+/// checkpoints, a folder of one model) and writes `to`, which must not exist. Every tensor of `from` is written or
+/// logged. `loras`: merged into the weights, with those that a checkpoint's run has trained. Throws invalid_config for
+/// keys that are invalid for the model, and io for invalid files.
 void convert(const std::string& from, const std::string& to, const ConvertKeys& keys,
              const std::optional<LoraKeys>& loras = {});
 

@@ -16,7 +16,7 @@
 namespace md {
 namespace {
 
-/// A line of /proc/self/status, in MB.
+/// A line of /proc/self/status in MB.
 double status_mb(const std::string& name) {
   std::ifstream status("/proc/self/status");
   for (std::string line; std::getline(status, line);)
@@ -25,10 +25,10 @@ double status_mb(const std::string& name) {
   return 0;
 }
 
-/// What this process has more, at most, while `f` runs; files that it maps count.
+/// Peak growth of this process's resident memory during `f`, in MB; mapped files count.
 template <class F>
 double growth_mb(F&& f) {
-  std::ofstream("/proc/self/clear_refs") << 5;  // VmHWM starts again
+  std::ofstream("/proc/self/clear_refs") << 5;  // resets VmHWM
   const double before = status_mb("VmRSS");
   EXPECT_LT(status_mb("VmHWM"), before + 20) << "the peak was not forgotten";
   f();
@@ -57,7 +57,7 @@ TEST(Convert, TakesTheMemoryOfOneTensor) {
                       }};
   }
   write_sharded_safetensors(t / "vae", weights_stem("vae"), arrays);
-  // With a second copy, or with all of the file in memory, it would be more.
+  // A second copy, or the whole file in memory, would exceed this.
   const double most = largest + 100;
   ASSERT_GT(all, 1.5 * most);
   EXPECT_LT(growth_mb([&] { convert(t / "vae", t / "half", {.dtype = "float16"}); }), most);

@@ -31,7 +31,7 @@ void check_new(const std::string& path) {
 // -----------------------------------------------------------------------------------------------------------
 
 enum class Kind { linear, convolution, other };
-/// What LoRA files hold matrices of: linear layers and convolutions, not tables of tokens or places.
+/// Layers that LoRA files can change: linear layers and convolutions, not embeddings of tokens or positions.
 Kind kind_of(const std::string& path, const Dims& dims) {
   if (!path.ends_with(".weight") || dims.size() < 2 || path.find("embeddings.") != std::string::npos)
     return Kind::other;
@@ -39,7 +39,7 @@ Kind kind_of(const std::string& path, const Dims& dims) {
   return point ? Kind::linear : Kind::convolution;
 }
 
-/// tuned − base in f32; empty where they are equal.
+/// tuned − base in f32; empty if they are equal.
 HostArray difference_of(const HostArray& base, const HostArray& tuned) {
   const HostArray a = cast_and_release(base, DType::f32), b = cast_and_release(tuned, DType::f32);
   HostArray d(a.shape());
@@ -53,11 +53,11 @@ double squares(const HostArray& a) {
   return sum;
 }
 
-/// What became of one component.
+/// Result for one component.
 struct Extracted {
   std::map<std::string, LoraPair> pairs;
-  std::vector<std::string> left;  // changed, and of a kind that the file does not hold
-  double all = 0, kept = 0;       // sums of squares
+  std::vector<std::string> left;  // changed weights of a kind that the file cannot hold
+  double all = 0, explained = 0;  // sums of squares
 };
 
 Extracted extract(const ArraysToWrite& base, const ArraysToWrite& tuned, const ExtractKeys& k) {
@@ -81,7 +81,7 @@ Extracted extract(const ArraysToWrite& base, const ArraysToWrite& tuned, const E
     const DType type = parse_float_dtype("dtype", k.dtype);
     const std::lock_guard lock(mutex);
     out.pairs[name] = {t.down.cast(type), t.up.cast(type), static_cast<double>(t.rank())};
-    out.all += all, out.kept += all * t.kept;
+    out.all += all, out.explained += all * t.explained_variance;
   });
   std::ranges::sort(out.left);
   return out;
@@ -90,7 +90,7 @@ Extracted extract(const ArraysToWrite& base, const ArraysToWrite& tuned, const E
 // --- looking
 // -----------------------------------------------------------------------------------------------------------
 
-/// The part of a model that a module's name begins with, as files say it.
+/// The model's prefix in a module's name, as files write it.
 std::string part_of(const std::string& module) {
   for (const char* beginning : {"lora_unet_", "lora_te1_", "lora_te2_", "lora_te_"})
     if (module.starts_with(beginning)) return std::string(beginning, std::string(beginning).size() - 1);
@@ -98,7 +98,7 @@ std::string part_of(const std::string& module) {
   return dot == std::string::npos ? "" : module.substr(0, dot);
 }
 
-/// What stands behind the last number that something stands behind: "attn1.to_out.0" of "….0.attn1.to_out.0".
+/// The part after the last number that is followed by text: "attn1.to_out.0" of "….0.attn1.to_out.0".
 std::string target_of(const std::string& module) {
   size_t begin = 0;
   for (size_t i = 0; i + 1 < module.size(); ++i) {
@@ -108,7 +108,7 @@ std::string target_of(const std::string& module) {
   return module.substr(begin);
 }
 
-/// "16 (256), 8 (4)": each value with how often it is there.
+/// "16 (256), 8 (4)": each value and its count.
 template <class T>
 std::string counted(const std::map<T, int>& values) {
   std::vector<std::string> texts;
@@ -138,7 +138,7 @@ void extract_lora(const std::string& base, const std::string& tuned, const std::
     Extracted e = extract(before, after, k);
     if (!e.pairs.empty() || !e.left.empty())
       log_info("{}: {} pairs of matrices keep {:.2f} % of the difference (sum of squares)", component, e.pairs.size(),
-               e.all > 0 ? 100 * e.kept / e.all : 100.0);
+               e.all > 0 ? 100 * e.explained / e.all : 100.0);
     if (!e.left.empty())
       log_warning("{}: {} more tensors differ and are not in the file{}: {}{}", component, e.left.size(),
                   k.conv_rank == 0 ? " (conv_rank=N adds convolutions)" : "",
@@ -169,7 +169,7 @@ void resize_lora(const std::string& from, const std::string& to, const ResizeKey
   parallel_for(std::ssize(file.pairs), [&](int64_t i, int) {
     const NamedPair& p = file.pairs[static_cast<size_t>(i)];
     const LowRankFactors t = resized(p.pair, k.rank.value_or(p.pair.rank()), k.explained_variance);
-    // The product counts as before: alpha / rank stays.
+    // Keeps alpha / rank, so that the product has the same scale.
     const double alpha = p.pair.alpha / static_cast<double>(p.pair.rank()) * static_cast<double>(t.rank());
     const DType type = k.dtype.empty() ? p.pair.down.dtype() : parse_float_dtype("dtype", k.dtype);
     double all = 0;
@@ -177,21 +177,31 @@ void resize_lora(const std::string& from, const std::string& to, const ResizeKey
     const std::lock_guard lock(mutex);
     put_pair(p, {t.down.cast(type), t.up.cast(type), alpha}, out);
     ++ranks[part_of(p.module)][t.rank()];
-    auto& [kept, sum] = sums[part_of(p.module)];
-    kept += t.kept * all, sum += all;
+    auto& [explained, sum] = sums[part_of(p.module)];
+    explained += t.explained_variance * all, sum += all;
     largest = std::max(largest, t.rank());
   });
   for (const char* rank : {"ss_network_dim", "ss_network_alpha"})
     if (file.metadata.contains(rank)) file.metadata[rank] = "Dynamic";
-  file.metadata.erase("lora_adapter_metadata");  // what it said is in the matrices
+  file.metadata.erase("lora_adapter_metadata");  // its values are in the matrices
   write_safetensors(to, out, file.metadata);
   for (const auto& [part, values] : ranks)
     fmt::print("{}: rank {}; {:.2f} % of the sum of squares kept\n", part.empty() ? "all" : part, counted(values),
                100 * sums[part].first / std::max(sums[part].second, 1e-300));
 }
 
+void convert_lora(const std::string& model, const std::string& from, const std::string& to, const LoraLayoutKeys& k) {
+  check_new(to);
+  const ModelFolder folder = open_folder(model, k.folder);
+  const auto family = make_family(folder);
+  const LoraFile lora = read_lora(from, lora_targets(folder, *family));
+  write_lora_layout(to, lora, folder, *family, k.layout,
+                    {{"ss_sd_model_name", fs::path(model).filename().string()}, {"ss_training_comment", "converted"}});
+  log_info("{}: {}", to, summary(lora));
+}
+
 void print_lora(const std::string& path) {
-  const LoraContents file = read_lora_contents(path);
+  const LoraContents file = read_lora_contents(path, true);
   struct Part {
     int pairs = 0;
     std::map<int64_t, int> ranks;
@@ -210,7 +220,9 @@ void print_lora(const std::string& path) {
     fmt::print("{}: {} pairs\n  rank: {}\n  alpha: {}\n  type: {}\n  targets: {}\n", name.empty() ? "all" : name,
                p.pairs, counted(p.ranks), p.alphas.empty() ? "absent: the rank" : counted(p.alphas), counted(p.types),
                counted(p.targets));
-  if (!file.others.empty()) fmt::print("other tensors: {}\n", file.others.size());
+  std::map<std::string, int> endings;
+  for (const auto& [key, array] : file.others) ++endings[key.substr(key.rfind('.') + 1)];
+  if (!endings.empty()) fmt::print("other tensors: {}\n", counted(endings));
   for (const auto& [key, value] : file.metadata) fmt::print("metadata {}: {}\n", key, value);
 }
 

@@ -27,6 +27,18 @@ struct ExtractKeys {
   }
 };
 
+/// Keys of `lora convert`, after the three paths.
+struct LoraLayoutKeys {
+  std::string layout;
+  FolderKeys folder;
+  template <class V>
+  void visit(V&& v) {
+    v("layout", layout, "layout of the keys; empty: the one that other programs for this model read",
+      one_of_or_empty({"kohya", "comfyui", "diffusers"}));
+    folder.visit(v);
+  }
+};
+
 /// Keys of `lora resize`, after the two paths.
 struct ResizeKeys {
   std::optional<int64_t> rank;
@@ -44,8 +56,11 @@ struct ResizeKeys {
 /// Writes the low-rank difference of two models of one class as a LoRA file that turns the first into the second. Logs
 /// how much of the differences it keeps, and which differences such files cannot hold.
 void extract_lora(const std::string& base, const std::string& tuned, const std::string& to, const ExtractKeys& keys);
-/// Writes a LoRA file of any layout with lower rank, under the same names. Prints what each part keeps.
+/// Writes a LoRA file of any layout with lower rank, under the same names. Prints the retained part of each product.
 void resize_lora(const std::string& from, const std::string& to, const ResizeKeys& keys);
+/// Writes a file of any layout and kind of adapter for `model` in another layout. Throws invalid_config where the
+/// layout has no place for its kind.
+void convert_lora(const std::string& model, const std::string& from, const std::string& to, const LoraLayoutKeys& keys);
 /// Prints rank, alpha, types, targets and metadata.
 void print_lora(const std::string& file);
 

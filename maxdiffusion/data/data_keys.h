@@ -1,5 +1,5 @@
-// Keys of training data, without those of its location (records/open_source.h): how images are prepared, batched, and
-// written as TFRecord files.
+// Keys of training data, except its location (records/open_source.h): how images are prepared, batched and written as
+// TFRecord files.
 #pragma once
 
 #include <cstdint>
@@ -16,6 +16,7 @@ struct ImageKeys {
   int64_t resolution = 512;
   bool center_crop = false, random_crop = false, random_flip = false;
   bool enable_bucket = false, bucket_no_upscale = false, alpha_mask = false, original_size_conditioning = false;
+  double unmasked_weight = 0;
   int64_t min_bucket_reso = 256, max_bucket_reso = 1024, bucket_reso_steps = 64;
   std::vector<int64_t> frame_buckets;
   template <class V>
@@ -33,6 +34,7 @@ struct ImageKeys {
       "numbers of frames of clips: each is trained with the most of these that it has; empty: num_frames");
     v("original_size_conditioning", original_size_conditioning,
       "condition on each image's own size and crop (buckets: always); false: on resolution and no crop");
+    v("unmasked_weight", unmasked_weight, "least weight of the loss where a mask is dark", in_range(0, 1));
     v("alpha_mask", alpha_mask, "masked loss by the images' alpha channel; those without one count everywhere");
   }
 };
@@ -56,7 +58,7 @@ struct BatchKeys {
   }
 };
 
-/// Sizes of dataset_type synthetic where it makes encoded samples; null: those of the model and of what it makes.
+/// Sizes of the encoded samples of dataset_type synthetic; null: those of the model and of the media that it generates.
 struct SyntheticKeys {
   std::optional<int64_t> synthetic_override_height, synthetic_override_width, synthetic_override_num_frames,
       synthetic_override_max_sequence_length, synthetic_override_text_embed_dim,

@@ -27,6 +27,8 @@ ScopeOptions text_encoder_options(ScopeOptions scope, const EncoderKeys& keys) {
   scope.weights = scope.activations = parse_float_dtype("text_encoder_dtype", keys.text_encoder_dtype);
   scope.trainable = false;
   scope.quantization = nullptr;
+  scope.few_bits =
+      make_few_bits("text_encoder_base_weights_dtype", keys.text_encoder_base_weights_dtype, {kOutsideBlocks});
   scope.dropout = 0;
   return scope;
 }
@@ -37,6 +39,7 @@ ScopeOptions autoencoder_options(ScopeOptions scope, const EncoderKeys& keys) {
   scope.replicated = keys.replicate_vae;
   scope.trainable = false;
   scope.quantization = nullptr;
+  scope.few_bits = nullptr;
   scope.dropout = 0;
   return scope;
 }

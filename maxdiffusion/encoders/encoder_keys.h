@@ -1,4 +1,4 @@
-// How models store and compute: the one that is trained or sampled, and those around it.
+// Keys of the frozen encoders (types, sharding, batch size), and the options of models that follow from keys.
 #pragma once
 
 #include <cstdint>
@@ -13,11 +13,15 @@ namespace md {
 
 struct EncoderKeys {
   std::string text_encoder_dtype = "float32", vae_dtype = "float32", vae_weights_dtype = "float32";
+  std::string text_encoder_base_weights_dtype;
   bool replicate_vae = false;
   int64_t encoder_batch_size = 0;
   template <class V>
   void visit(V&& v) {
     v("text_encoder_dtype", text_encoder_dtype, "dtype that frozen text encoders store and compute in");
+    v("text_encoder_base_weights_dtype", text_encoder_base_weights_dtype,
+      "what the matrices of frozen text encoders are stored in: float8_e4m3fn, int8 or nf4; empty: text_encoder_dtype",
+      one_of_or_empty({"float8_e4m3fn", "int8", "nf4"}));
     v("vae_dtype", vae_dtype, "dtype that the frozen autoencoder computes in");
     v("vae_weights_dtype", vae_weights_dtype, "dtype that the frozen autoencoder's parameters are stored in");
     v("encoder_batch_size", encoder_batch_size,
@@ -28,13 +32,13 @@ struct EncoderKeys {
   }
 };
 
-/// Options of a folder's denoisers, trained or sampled, by the keys. Throws invalid_config where layers are to be
-/// quantized and the devices cannot, or no layer is.
+/// Options of a folder's denoisers, trained or sampled. Throws invalid_config if the keys request quantized layers but
+/// the devices do not support them, or no layer matches.
 ScopeOptions denoiser_options(const LayerKeys& keys, const Devices& devices, const ModelFolder& folder,
                               const Family& family);
-/// Options of frozen text encoders, and of the frozen autoencoder: the types of the keys, no gradients, no dropout,
-/// nothing quantized, the sharding of the autoencoder's parameters, everything else as in `scope`. Throw invalid_config
-/// for a name that is not a float type.
+/// Options of frozen text encoders, and of the frozen autoencoder: the types that the keys set, no gradients, no
+/// dropout, nothing quantized, the autoencoder's sharding; everything else as in `scope`. Both throw invalid_config for
+/// a name that is not a float type.
 ScopeOptions text_encoder_options(ScopeOptions scope, const EncoderKeys& keys);
 ScopeOptions autoencoder_options(ScopeOptions scope, const EncoderKeys& keys);
 

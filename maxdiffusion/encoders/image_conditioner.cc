@@ -1,5 +1,7 @@
 #include "maxdiffusion/encoders/image_conditioner.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "maxdiffusion/base/error.h"
@@ -8,35 +10,29 @@
 
 namespace md {
 
-namespace {
-
-/// Of moments, f32 [N, h, w, 2C], the means.
-HostArray means(const HostArray& moments) {
-  Dims dims = moments.dims();
-  const int64_t both = dims.back(), cells = dims[0] * dims[1] * dims[2];
-  dims.back() = both / 2;
-  return block(moments.reshaped({cells, both}), 0, cells, 0, both / 2).reshaped(dims);
-}
-
-}  // namespace
-
-void check_images(const Family& family, int64_t given) {
+void check_images(const Family& family, int64_t count) {
   if (const ReferenceImages* references = family.reference_images()) {
-    check(given <= references->max_images, Code::invalid_config,
-          "image: {} images are given; this model takes up to {}", given, references->max_images);
+    if (count < references->min_images)
+      throw Error(Code::invalid_config, "image: empty; this model changes an image").note("try: image=FILE");
+    check(count <= references->max_images, Code::invalid_config, "image: {} images are given; this model takes {}{}",
+          count, references->max_images > 1 ? "up to " : "", references->max_images);
     return;
   }
   const ImageConditioning* images = family.image_conditioning();
   const int64_t at_least = images ? images->min_images : 0, at_most = images ? images->max_images : 0;
-  if (given < at_least)
-    throw Error(Code::invalid_config, given == 0 ? "image: empty; this model's videos begin with an image"
+  if (count < at_least)
+    throw Error(Code::invalid_config, count == 0 ? "image: empty; this model's videos begin with an image"
                                                  : "last_image: empty; this model's videos end with an image")
-        .note(given == 0 ? "try: image=FILE" : "try: last_image=FILE");
-  if (given > at_most)
+        .note(count == 0 ? "try: image=FILE" : "try: last_image=FILE");
+  if (count > at_most && at_most == 0)
     throw Error(Code::invalid_config,
-                at_most == 0 ? "image, image_url, last_image: given; expected none: this model's media begin with noise"
-                             : "last_image: given; expected none: this model's videos begin with an image only")
-        .note(at_most == 0 ? "try: without image, image_url and last_image" : "try: without last_image");
+                "image, image_url, last_image: given; expected none: this model generates from noise alone")
+        .note("try: without image, image_url and last_image");
+  if (count > at_most)
+    throw Error(Code::invalid_config,
+                fmt::format("image, last_image: {} images are given; this model's videos {}", count,
+                            at_most == 1 ? "begin with one only" : "begin with one and may end with another"))
+        .note(at_most == 1 ? "try: one image, without last_image" : "try: image=FILE last_image=FILE");
 }
 
 ImageConditioner::ImageConditioner(const Devices& devices, std::shared_ptr<const Family> family, WeightsOf weights,
@@ -75,14 +71,13 @@ HostArrays ImageConditioner::encode_references(const std::vector<std::vector<Hos
     HostArray pixels;
     for (int64_t k = 0; const std::vector<HostArray>& images : samples) {
       const HostArray& image = images.at(i);
-      const auto [scaled, kept] = references.fitted({image.dims()[0], image.dims()[1]});
+      const auto [scaled, cropped] = references.fitted({image.dims()[0], image.dims()[1]});
       const HostArray all = resize_rgb8(image, scaled.height, scaled.width, Filter::lanczos);
-      const HostArray middle =
-          crop_rgb8(all, (scaled.height - kept.height) / 2, (scaled.width - kept.width) / 2, kept.height, kept.width);
-      add_rows(pixels, std::ssize(samples), k++, middle.reshaped({1, kept.height, kept.width, 3}));
+      const HostArray middle = crop_rgb8(all, (scaled.height - cropped.height) / 2, (scaled.width - cropped.width) / 2,
+                                         cropped.height, cropped.width);
+      add_rows(pixels, std::ssize(samples), k++, middle.reshaped({1, cropped.height, cropped.width, 3}));
     }
-    const LatentScale& scale = family_->spec().autoencoder->latent_scale;
-    out[ReferenceImages::field(i)] = scale.apply(means(autoencoder_.encode(pixels)));
+    out[ReferenceImages::field(i)] = autoencoder_.latents(pixels);
   }
   return out;
 }
@@ -99,7 +94,7 @@ HostArrays ImageConditioner::encode(const std::vector<std::vector<HostArray>>& s
   };
   for (int64_t from = 0; from < all; from += batch_) {
     const int64_t together = std::min(batch_, all - from);
-    HostArray videos;  // grey but for the images
+    HostArray videos;  // grey except for the images
     for (int64_t i = 0; i < together; ++i) {
       const std::vector<HostArray>& images = samples[static_cast<size_t>(from + i)];
       if (!conditioning.encoder.empty()) add(from + i, image_embeddings(conditioning.prepare(images)));

@@ -1,5 +1,5 @@
-// Images as conditioning. Those that videos begin and end with: embeddings of an image encoder, and latents of the
-// known frames from the autoencoder. Reference images: latents of each.
+// Images as conditioning. First and last images of videos: embeddings of an image encoder, and latents of the known
+// frames from the autoencoder. Reference images: latents of each.
 #pragma once
 
 #include <memory>
@@ -10,19 +10,20 @@
 
 namespace md {
 
-/// Throws invalid_config where a family's media take more or fewer images than are given.
-void check_images(const Family& family, int64_t given);
+/// Throws invalid_config if the family's media need another number of images than `count`.
+void check_images(const Family& family, int64_t count);
 
-/// Refers to `devices` and `autoencoder`. Not thread safe.
+/// Encodes images as conditioning. Refers to `devices` and `autoencoder`. Not thread safe.
 class ImageConditioner {
  public:
-  /// For `batch` samples at a time.
+  /// `batch`: samples encoded at a time.
   ImageConditioner(const Devices& devices, std::shared_ptr<const Family> family, WeightsOf weights,
                    MediaAutoencoder& autoencoder, const ScopeOptions& scope, const CompileConfig& compile,
                    int64_t batch = 1);
-  /// Of each sample the images, u8 [H, W, 3] of any size, the first and perhaps the last, or the reference images; all
-  /// samples have as many, and reference images of the same sizes → ImageConditioning::fields or
-  /// Family::reference_fields, one row for each sample. Throws invalid_config where the family takes more or fewer.
+  /// `samples`: the images of each sample, u8 [H, W, 3] of any size: the first and optionally the last image, or the
+  /// reference images. All samples have the same number of images, and reference images of the same sizes. Returns
+  /// ImageConditioning::fields or Family::reference_fields, one row for each sample. Throws invalid_config if the
+  /// family needs another number.
   HostArrays encode(const std::vector<std::vector<HostArray>>& samples, const MediaSize& size);
 
  private:

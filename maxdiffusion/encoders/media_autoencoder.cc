@@ -84,11 +84,11 @@ const Program& MediaAutoencoder::program(const Direction& direction, Stage& stag
 }
 
 HostArray MediaAutoencoder::run(const Direction& direction, Stage& stage, const HostArray& input, ArrayMap* state) {
-  const Program& made = program(direction, stage, input, state);
+  const Program& compiled = program(direction, stage, input, state);
   ArrayMap feed;
   if (state) feed = std::move(*state);
-  place(devices_, made, HostArrays{{"in", input}}, feed);
-  ArrayMap results = made.run(feed, placed_);
+  place(devices_, compiled, HostArrays{{"in", input}}, feed);
+  ArrayMap results = compiled.run(feed, placed_);
   HostArray out = devices_.get(results.at("out"));
   results.erase("out");
   if (state) *state = std::move(results);
@@ -96,14 +96,14 @@ HostArray MediaAutoencoder::run(const Direction& direction, Stage& stage, const 
 }
 
 int64_t MediaAutoencoder::samples_at_once(Direction& direction, const HostArray& input, int64_t left, int64_t frames) {
-  // No autoencoder that is known takes more for a pixel; what takes less in any case need not be asked.
+  // Upper bound over all known autoencoders. Below the bound a program need not be compiled to know its memory.
   constexpr int64_t kMostOfPixel = 4096;
   const size_t rank = input.dims().size();
   const int64_t on_host = devices_.platform() == Platform::cpu ? devices_.mesh().devices() : 1;
   const int64_t side = input.dims()[rank - 3] * direction.scale, other = input.dims()[rank - 2] * direction.scale,
                 one = devices_.mesh().devices(), most = std::max<int64_t>(batch_ / one, 1), bytes = bytes_ / on_host;
   if (side * other * frames <= bytes / kMostOfPixel / most) return batch_;
-  if (rank == 5) return one;  // chunk by chunk the state counts, too
+  if (rank == 5) return one;  // chunks also keep a state in memory
   const auto plan = program(direction, direction.whole, rows(input, 0, one), nullptr).memory();
   if (!plan) return one;
   const int64_t each = std::max<int64_t>(plan->temporary + plan->outputs, 1);
@@ -129,7 +129,7 @@ HostArray MediaAutoencoder::run_chunks(Direction& direction, const HostArray& in
   const int64_t n = input.dims()[0], frames = input.dims()[1];
   check(input.dims().size() == 5 && (frames - 1) % in == 0, Code::invalid_config,
         "autoencoder: videos are {}; expected 1 frame plus a multiple of {}", to_string(input.shape()), in);
-  const int64_t latents = (frames - 1) / in;  // after the first
+  const int64_t latents = (frames - 1) / in;  // after the first frame
   if (latents == 0 || chunk < 1) return run(direction, input);
   HostArray whole;
   for (int64_t from = 0; from < n;) {
@@ -158,6 +158,17 @@ HostArray MediaAutoencoder::encode(const HostArray& pixels, const std::function<
   if (const int64_t scale = autoencoder_->frame_scale; scale > 0)
     return run_chunks(encoder_, pixels, chunks_.encode, scale, 1);
   return run(encoder_, pixels);
+}
+
+HostArray MediaAutoencoder::latents(const HostArray& pixels) {
+  const HostArray moments = encode(pixels);
+  Dims dims = moments.dims();
+  const int64_t both = dims.back();
+  int64_t cells = 1;
+  for (size_t i = 0; i + 1 < dims.size(); ++i) cells *= dims[i];
+  dims.back() = both / 2;
+  const HostArray means = block(moments.reshaped({cells, both}), 0, cells, 0, both / 2).reshaped(dims);
+  return autoencoder_->latent_scale.apply(means);
 }
 
 HostArray MediaAutoencoder::published(const HostArray& latents) { return run(publisher_, latents); }

@@ -1,6 +1,6 @@
-// Media to latent moments and latents to media on the devices: a family's autoencoder, compiled with its weights. A
-// video goes through two programs, one for its first frame and one for each chunk after it, so that the memory of the
-// devices does not grow with its length.
+// A family's autoencoder on the devices, compiled with its weights: media to latent moments, and latents to media. A
+// video uses two programs, one for its first frame and one for each later chunk, so that device memory does not grow
+// with its length.
 #pragma once
 
 #include <functional>
@@ -17,7 +17,7 @@ namespace md {
 /// u8 [0, 255] → f32 [−1, 1].
 Tensor pixels_to_float(Tensor pixels);
 
-/// Latent frames of a video that are made or decoded at a time, after the first; below 1: all of them at once.
+/// Latent frames of a video that are encoded or decoded at a time, after the first; below 1: all at once.
 struct MediaChunks {
   int64_t encode = 1, decode = 1;
 };
@@ -33,10 +33,10 @@ struct MediaChunkKeys {
   MediaChunks chunks(const Autoencoder& autoencoder) const;
 };
 
-/// Each direction is compiled on first use, for each size of media, for `batch` samples at a time, a multiple of the
-/// devices; for fewer where a program of one sample on each device says that they would take more than `bytes` of
-/// memory there in addition to the weights. What is left over at the end goes through that one. Refers to `devices`.
-/// Not thread safe.
+/// Each direction is compiled on first use, for each size of media. A program takes `batch` samples at a time, a
+/// multiple of the number of devices; fewer if they would need more than `bytes` of memory per device in addition to
+/// the weights, as estimated from a program of one sample per device. That program also takes the remaining samples at
+/// the end. Refers to `devices`. Not thread safe.
 class MediaAutoencoder {
  public:
   /// `weights`: of the autoencoder, by input name; placed on the devices once. `scope`, `keys`: see
@@ -44,12 +44,14 @@ class MediaAutoencoder {
   MediaAutoencoder(const Devices& devices, std::shared_ptr<const Autoencoder> autoencoder, HostArrays weights,
                    int64_t batch, const ScopeOptions& scope, const CompileConfig& compile, const EncoderKeys& keys = {},
                    MediaChunks chunks = {}, int64_t bytes = std::numeric_limits<int64_t>::max());
-  /// Samples at a time from now on.
+  /// Sets the number of samples at a time for later calls.
   void set_batch(int64_t batch) { batch_ = batch; }
   /// u8 [N, H, W, 3], or f32 in [−1, 1] → f32 [N, h, w, 2C]: mean and standard deviation of the posterior, unscaled.
-  /// Videos: [N, F, H, W, 3] → [N, F', h, w, 2C]. Throws invalid_config where F is not 1 + n·Autoencoder::frame_scale.
-  /// `encoded`: called with the number of samples that are done; may be empty.
+  /// Videos: [N, F, H, W, 3] → [N, F', h, w, 2C]. Throws invalid_config unless F is 1 + n·Autoencoder::frame_scale.
+  /// `encoded`: called with the number of finished samples; may be empty.
   HostArray encode(const HostArray& pixels, const std::function<void(int64_t)>& encoded = {});
+  /// Pixels as in encode → scaled latents f32 [N, h, w, C]: the mode of the posterior.
+  HostArray latents(const HostArray& pixels);
   /// f32 [N, h, w, C], unscaled → f32 [N, H, W, 3], in [−1, 1] up to error; videos: [N, F', h, w, C] →
   /// [N, F, H, W, 3]. `tiled`: images' latents larger than Autoencoder::decoder_tile are decoded in tiles (tiles.h).
   HostArray decode(const HostArray& latents, bool tiled = false);
@@ -57,22 +59,23 @@ class MediaAutoencoder {
   HostArray published(const HostArray& latents);
 
  private:
-  /// Programs by the sizes of their input, as buckets have several.
+  /// Programs by type and sizes of their input, as buckets have several.
   using Stage = std::map<std::pair<DType, Dims>, Program>;
   struct Direction {
     std::string name;
     std::function<Tensor(const Models&, Tensor, MediaState*)> build;
-    int64_t scale;             // sides of the media, as multiples of those of the input
-    Stage whole, first, next;  // media at once; the first and the other chunks of a video
+    int64_t scale;             // media side / input side
+    Stage whole, first, next;  // whole media; first and later chunks of a video
     std::function<void(int64_t)> done = {};
   };
   HostArray run(Direction& direction, const HostArray& input);
-  /// `chunk` latent frames at a time, each of which is `in` frames of the input and `out` of the result.
+  /// Runs `chunk` latent frames at a time. A latent frame is `in` frames of the input and `out` of the result.
   HostArray run_chunks(Direction& direction, const HostArray& input, int64_t chunk, int64_t in, int64_t out);
-  /// `state`: what the chunk before left, by name; gets what this one leaves. Null: the media are whole.
+  /// `state`: arrays carried from the previous chunk, by name; replaced by this chunk's. Null: the media are whole.
   HostArray run(const Direction& direction, Stage& stage, const HostArray& input, ArrayMap* state);
   const Program& program(const Direction& direction, Stage& stage, const HostArray& input, const ArrayMap* state);
-  /// Samples to take next of `left`, of media like `input`'s, whole or, of videos, `frames` of the result at a time.
+  /// Number of samples for the next call, at most `left`, with media like `input`'s: whole or, for videos, `frames`
+  /// frames of the result at a time.
   int64_t samples_at_once(Direction& direction, const HostArray& input, int64_t left, int64_t frames);
   const Devices& devices_;
   std::shared_ptr<const Autoencoder> autoencoder_;

@@ -9,7 +9,7 @@
 namespace md {
 namespace {
 
-/// The rectangle of every image, cut where the image ends.
+/// A rectangle of every image, clipped at the image's edges.
 HostArray cut(const HostArray& a, int64_t y, int64_t x, int64_t height, int64_t width) {
   const Dims& d = a.dims();
   height = std::min(height, d[1] - y), width = std::min(width, d[2] - x);
@@ -22,7 +22,7 @@ HostArray cut(const HostArray& a, int64_t y, int64_t x, int64_t height, int64_t 
   return out;
 }
 
-/// The first `extent` rows (axis 1) or columns (axis 2) of `b` fade in from the last ones of `a`.
+/// Blends the first `extent` rows (axis 1) or columns (axis 2) of `b` with the last ones of `a`.
 void blend(const HostArray& a, HostArray& b, size_t axis, int64_t extent) {
   const Dims &da = a.dims(), &db = b.dims();
   extent = std::min({extent, da[axis], db[axis]});
@@ -46,7 +46,7 @@ void blend(const HostArray& a, HostArray& b, size_t axis, int64_t extent) {
 HostArray decode_in_tiles(const HostArray& latents, int64_t tile, int64_t scale,
                           const std::function<HostArray(const HostArray&)>& decode) {
   const Dims& d = latents.dims();
-  const int64_t step = tile * 3 / 4, extent = tile * scale / 4, kept = tile * scale - extent;
+  const int64_t step = tile * 3 / 4, extent = tile * scale / 4, retained = tile * scale - extent;
   using Place = std::pair<int64_t, int64_t>;
   std::map<Place, HostArray> tiles;
   std::map<Place, std::vector<Place>> by_size;
@@ -65,9 +65,9 @@ HostArray decode_in_tiles(const HostArray& latents, int64_t tile, int64_t scale,
     const auto [y, x] = place;
     if (y > 0) blend(tiles.at({y - step, x}), t, 1, extent);
     if (x > 0) blend(tiles.at({y, x - step}), t, 2, extent);
-    const HostArray part = cut(t, 0, 0, kept, kept);
+    const HostArray part = cut(t, 0, 0, retained, retained);
     const Dims &p = part.dims(), &o = out.dims();
-    const int64_t top = y / step * kept, left = x / step * kept;
+    const int64_t top = y / step * retained, left = x / step * retained;
     for (int64_t n = 0; n < p[0]; ++n)
       for (int64_t i = 0; i < p[1]; ++i)
         std::copy_n(part.view<float>().begin() + (n * p[1] + i) * p[2] * p[3], p[2] * p[3],

@@ -1,4 +1,4 @@
-// What families share, and the list of families: a new one is a file of its own and one row here.
+// Code that families share, and the list of families. A new family is one file and one row here.
 #include "maxdiffusion/families/family.h"
 
 #include <fmt/ranges.h>
@@ -33,18 +33,34 @@ std::vector<FamilyClass>& families() {
       {{"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"}, make_flux},
       {{"Flux2KleinPipeline"}, make_flux2},
       {{"ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline"}, make_z_image},
-      {{"QwenImagePipeline", "QwenImageImg2ImgPipeline", "QwenImageInpaintPipeline"}, make_qwen_image},
+      {{"QwenImagePipeline", "QwenImageImg2ImgPipeline", "QwenImageInpaintPipeline", "QwenImageEditPipeline",
+        "QwenImageEditPlusPipeline"},
+       make_qwen_image},
   };
   return all;
 }
 
-/// How many tokens of a caption that is too long are not read; of one of megabytes, of its beginning.
-int64_t tokens_lost(const TextEncoderSpec& e, const std::string& caption) {
+/// Number of tokens by which a caption is too long; of captions of megabytes only a prefix is counted.
+int64_t tokens_lost(const TextEncoderSpec& e, const std::string& prepared, int64_t read) {
   constexpr int64_t kCounted = int64_t{1} << 16;
-  return std::ssize(e.tokenizer->tokens(e.prepare ? e.prepare(caption) : caption, kCounted)) - e.max_tokens;
+  return std::ssize(e.tokenizer->tokens(prepared, kCounted + read)) - read;
+}
+
+/// Tensors of the fields name(0), name(1), …, up to the first that is missing.
+std::vector<Tensor> numbered(const Conditioning& fields, std::string (*name)(size_t)) {
+  std::vector<Tensor> found;
+  for (auto it = fields.find(name(0)); it != fields.end(); it = fields.find(name(found.size())))
+    found.push_back(it->second);
+  return found;
 }
 
 }  // namespace
+
+int64_t ImageToImage::first_step(int64_t steps, double part) const {
+  const auto n = static_cast<double>(steps);
+  const double running = std::min(n * part, n);
+  return runs_begun_steps ? static_cast<int64_t>(n - running) : steps - static_cast<int64_t>(running);
+}
 
 std::vector<std::string> FamilySpec::text_components() const {
   std::vector<std::string> names;
@@ -61,12 +77,12 @@ std::vector<Field> FamilySpec::text_fields(int64_t rows) const {
   return fields;
 }
 
-int64_t FamilySpec::text_rows(int64_t longest) const {
+int64_t FamilySpec::text_rows(int64_t longest, int64_t of_images) const {
   int64_t all = 0, rows = 64;
   for (const Field& f : conditioning)
     if (f.shape.rank() == 2) all = std::max(all, f.shape.dims[0]);
-  while (rows < longest) rows *= 2;
-  return text_lengths.empty() ? all : std::min(rows, all);
+  while (rows < longest - of_images) rows *= 2;
+  return (text_lengths.empty() ? all : std::min(rows, all)) + rows_of_images(of_images);
 }
 
 HostArrays FamilySpec::with_text_rows(HostArrays fields, int64_t rows) const {
@@ -98,23 +114,25 @@ std::vector<std::string> FamilySpec::lora_targets(const std::string& component) 
   return e == text_encoders.end() ? lora.targets : e->lora_targets;
 }
 
-HostArrays Family::tokenize(const std::vector<std::string>& captions) const {
+HostArrays Family::tokenize(const std::vector<std::string>& captions, const std::vector<MediaSize>& references) const {
+  const ReferenceImages::Seen images = seen(references);
   HostArrays out;
   std::set<size_t> cut;
-  int64_t limit = 0, lost = 0;  // of the first caption that is cut
+  int64_t limit = 0, lost = 0;  // of the first truncated caption
   for (const TextEncoderSpec& e : spec_.text_encoders) {
     check(e.tokenizer != nullptr, Code::invalid_config,
           "tokenizer: none; expected a model folder on disk, not one opened from texts");
-    HostArray ids(Shape{DType::s32, {std::ssize(captions), e.max_tokens}}), mask = zeros_like(ids);
+    const int64_t most = e.max_tokens + images.tokens, room = e.max_tokens + FamilySpec::rows_of_images(images.tokens);
+    HostArray ids(Shape{DType::s32, {std::ssize(captions), room}}), mask = zeros_like(ids);
     auto id = ids.mutable_view<int32_t>().begin(), real = mask.mutable_view<int32_t>().begin();
-    for (size_t i = 0; i < captions.size(); ++i, id += e.max_tokens, real += e.max_tokens) {
+    for (size_t i = 0; i < captions.size(); ++i, id += room, real += room) {
       bool truncated = false;
-      const std::vector<int32_t> row =
-          e.tokenizer->tokens(e.prepare ? e.prepare(captions[i]) : captions[i], e.max_tokens, &truncated);
-      std::fill_n(std::ranges::copy(row, id).out, e.max_tokens - std::ssize(row), e.tokenizer->pad_id());
+      const std::string text = images.text + captions[i], prepared = e.prepare ? e.prepare(text) : text;
+      const std::vector<int32_t> row = e.tokenizer->tokens(prepared, most, &truncated);
+      std::fill_n(std::ranges::copy(row, id).out, room - std::ssize(row), e.tokenizer->pad_id());
       std::fill_n(real, row.size(), 1);
       if (!truncated || e.pooled) continue;
-      if (cut.empty() || i == *cut.begin()) lost = tokens_lost(e, captions[i]);
+      if (cut.empty() || i == *cut.begin()) lost = tokens_lost(e, prepared, most);
       cut.insert(i), limit = e.max_tokens - e.template_tokens;
     }
     out[e.ids] = ids;
@@ -145,20 +163,42 @@ Dims Family::latent_dims(const MediaSize& size) const {
   return a.latent_dims(size);
 }
 
-std::string ReferenceImages::field(size_t i) { return fmt::format("reference_{}", i); }
-
-std::vector<Tensor> ReferenceImages::of(const Conditioning& conditioning) {
-  std::vector<Tensor> found;
-  for (auto it = conditioning.find(field(0)); it != conditioning.end(); it = conditioning.find(field(found.size())))
-    found.push_back(it->second);
-  return found;
+int64_t Family::tokens(const MediaSize& size) const {
+  const Dims latent = latent_dims(size);  // channels last
+  int64_t cells = 1;
+  for (size_t i = 0; i + 1 < latent.size(); ++i) cells *= latent[i];
+  return cells / (spec_.patch * spec_.patch * spec_.frame_patch);
 }
 
-std::vector<Field> Family::reference_fields(const std::vector<MediaSize>& own) const {
+std::string ReferenceImages::field(size_t i) { return fmt::format("reference_{}", i); }
+std::string ReferenceImages::seen_field(size_t i) { return fmt::format("seen_{}", i); }
+std::vector<Tensor> ReferenceImages::fields_in(const Conditioning& conditioning) {
+  return numbered(conditioning, field);
+}
+std::vector<Tensor> ReferenceImages::seen_of(const Conditioning& text) { return numbered(text, seen_field); }
+
+std::vector<MediaSize> ReferenceImages::sizes_of(const std::vector<HostArray>& images) {
+  std::vector<MediaSize> sizes;
+  for (const HostArray& image : images) sizes.push_back({image.dims()[0], image.dims()[1]});
+  return sizes;
+}
+
+ReferenceImages::Seen Family::seen(const std::vector<MediaSize>& references) const {
+  return reference_images() && !references.empty() ? reference_images()->seen(references) : ReferenceImages::Seen();
+}
+
+std::vector<Field> Family::caption_fields(const std::vector<MediaSize>& references) const {
+  std::vector<Field> fields = spec_.conditioning;
+  for (Field& f : fields)
+    if (f.shape.rank() == 2) f.shape.dims[0] += FamilySpec::rows_of_images(seen(references).tokens);
+  return fields;
+}
+
+std::vector<Field> Family::reference_fields(const std::vector<MediaSize>& sizes) const {
   std::vector<Field> fields;
-  for (const MediaSize& size : own) {
-    const MediaSize kept = reference_images()->fitted(size).kept;
-    fields.push_back({ReferenceImages::field(fields.size()), {DType::f32, spec_.autoencoder->latent_dims(kept)}});
+  for (const MediaSize& size : sizes) {
+    const MediaSize cropped = reference_images()->fitted(size).cropped;
+    fields.push_back({ReferenceImages::field(fields.size()), {DType::f32, spec_.autoencoder->latent_dims(cropped)}});
   }
   return fields;
 }
@@ -176,10 +216,6 @@ std::shared_ptr<const Family> make_family(const ModelFolder& folder) {
   if (name.starts_with("Flax")) name = name.substr(4);
   for (const FamilyClass& f : families()) {
     if (std::ranges::count(f.pipelines, name) == 0) continue;
-    if (name.find("Img2Img") != name.npos || name.find("Inpaint") != name.npos)
-      log_line_once(LogLevel::warning,
-                    fmt::format("{}: image to image is not supported: this {} generates from text and noise alone",
-                                folder.path(), folder.pipeline()));
     return f.make(folder);
   }
   fail(Code::invalid_config, "{}/model_index.json: _class_name is '{}'; expected one of: {}", folder.path(),

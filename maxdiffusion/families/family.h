@@ -1,9 +1,9 @@
-// A family: how the models of one kind of model folder work together. What trains, samples, caches and evaluates knows
-// only this page; what differs between families is in one file each.
+// A family: how the models of one kind of model folder work together. Training, sampling, caching and evaluation use
+// only this interface; each family implements it in one file.
 //
-//   folder    ModelFolder     which models there are, and their configs
+//   folder    ModelFolder     the models of the folder and their configs
 //   spec      FamilySpec      the facts: components, fields, conventions (family_spec.h)
-//   family    Family          how captions and noisy latents go through the models
+//   family    Family          encodes captions and predicts with the denoiser
 //
 // Tensors have the batch (B) on axis 0; shapes of fields leave it out.
 #pragma once
@@ -19,106 +19,132 @@ namespace md {
 /// Inputs of the denoiser in addition to the noisy latents, by name: "prompt_embeds", "time_ids". Each [B, …].
 using Conditioning = std::map<std::string, Tensor>;
 
-/// f32, of the latents' sizes; and what the denoiser's blocks added to their input, [B, …], where they follow each
-/// other.
+/// The denoiser's output. `sample`: f32, with the latents' sizes. `residual`: the sum that the denoiser's blocks added
+/// to their input, [B, …], for families whose blocks run in sequence; else empty.
 struct Prediction {
   Tensor sample, residual;
 };
 struct PredictOptions {
-  Tensor residual = {};  // of an earlier step: it is added, and no block runs. Only for families that predict one
+  Tensor residual = {};  // of an earlier step: added instead of running the blocks; only for families that return one
+  /// UNetInputs::freeu, for families whose spec has_freeu.
+  std::optional<std::array<double, 4>> freeu = {};
 };
 
-/// Sizes that some denoisers are conditioned on, in pixels: height and width of the image before cropping, top and left
-/// of the crop, height and width wanted.
+/// Sizes in pixels that some denoisers are conditioned on: height and width of the image before cropping, top and left
+/// of the crop, and height and width of the target.
 struct SizeHints {
   std::array<int64_t, 2> original, crop_top_left, target;
 };
-/// What is the same for all samples.
+/// Settings that all samples share.
 struct SampleSettings {
   SizeHints sizes;
   double embedded_guidance = 1;  // see FamilySpec::embedded_guidance
 };
 
-/// Images that media begin or end with. Constant once made; thread safe.
+/// Images that media begin or end with. Immutable; thread safe.
 class ImageConditioning {
  public:
   virtual ~ImageConditioning() = default;
 
-  int64_t min_images = 0, max_images = 1;  // how many: none, the first frame, or the first and the last
+  int64_t min_images = 0, max_images = 1;  // number of images: none, the first frame, or the first and the last
   std::string encoder;  // the component that encodes them, in addition to the autoencoder; empty: none
 
-  /// Conditioning fields that they become, of one sample of media of this size.
+  /// Conditioning fields computed from the images, for one sample of media of this size.
   virtual std::vector<Field> fields(const MediaSize& size) const = 0;
-  /// u8 [H, W, 3] each → f32 [N, …], as the image encoder takes them.
+  /// Images u8 [H, W, 3] → f32 [N, …], the image encoder's input.
   virtual HostArray prepare(const std::vector<HostArray>&) const { return {}; }
-  /// Such images → some of the fields, [1, …].
+  /// Prepared images → those fields that the image encoder computes, [1, …].
   virtual Conditioning encode(const Models&, Tensor /*prepared*/) const { return {}; }
-  /// u8 [H, W, 3] of `size` each → f32 pixels [1, F, H, W, 3] in [−1, 1], of which the autoencoder makes moments.
+  /// Images u8 [H, W, 3] of `size` → f32 pixels [1, F, H, W, 3] in [−1, 1], the autoencoder's input.
   virtual HostArray pixels(const std::vector<HostArray>& images, const MediaSize& size) const = 0;
-  /// Such moments, unscaled → the other fields, [1, …].
+  /// The autoencoder's moments of these pixels, unscaled → the other fields, [1, …].
   virtual HostArrays from_moments(const HostArray& moments, int64_t images) const = 0;
-  /// Scaled latents [N, …] just sampled with this conditioning, where the images belong into them as they are.
+  /// Scaled latents [N, …] sampled with this conditioning, with the images' own latents put back in families that need
+  /// it.
   virtual HostArray restored(HostArray latents, const HostArrays& /*conditioning*/) const { return latents; }
 };
 
-/// Images that samples are made from, each of its own size, which stay as they are while the denoiser attends to them:
-/// for editing, and for what is to look the same. Constant once made; thread safe.
+/// Images that condition samples, each of its own size; the denoiser attends to their noise-free latents. For editing
+/// and for a consistent subject. Immutable; thread safe.
 class ReferenceImages {
  public:
   virtual ~ReferenceImages() = default;
 
-  int64_t max_images = 10;
+  int64_t min_images = 0, max_images = 10;
 
-  /// What of an image is encoded: it is scaled (Lanczos), and the middle of that is kept.
+  /// Sizes in preparing an image for the autoencoder: scaled (Lanczos), then cropped at the center.
   struct Fitted {
-    MediaSize scaled, kept;
+    MediaSize scaled, cropped;
   };
-  /// Throws invalid_config for a size that the models do not take.
-  virtual Fitted fitted(const MediaSize& own) const = 0;
-  /// Height and width of samples where no key gives them: those that are kept of the first image.
-  virtual MediaSize sample_size(const std::vector<MediaSize>& own) const { return fitted(own.at(0)).kept; }
+  /// Throws invalid_config for a size that the models do not support.
+  virtual Fitted fitted(const MediaSize& size) const = 0;
+  /// Height and width of samples if no key sets them: those of the first image after cropping.
+  virtual MediaSize sample_size(const std::vector<MediaSize>& sizes) const { return fitted(sizes.at(0)).cropped; }
 
-  /// The conditioning field of image i, from 0: scaled latents, the mode of the posterior, f32 [h, w, C].
+  /// The text encoder's view of images: tokens of a text after FamilySpec's template and before the caption.
+  struct Seen {
+    std::string text;              // input of the tokenizer
+    int64_t tokens = 0;            // of that text
+    std::vector<MediaSize> sizes;  // of `pixels` of each image
+  };
+  /// For images of these sizes. Empty: the text encoder does not see them.
+  virtual Seen seen(const std::vector<MediaSize>& /*sizes*/) const { return {}; }
+  /// u8 [H, W, 3] → f32 [h, w, C], the text encoder's input.
+  virtual HostArray pixels(const HostArray& image) const { return image; }
+
+  /// Name of the conditioning field of image i, from 0: scaled latents, the mode of the posterior, f32 [h, w, C].
   static std::string field(size_t i);
-  /// Those that are there, in order, each [B, h, w, C].
-  static std::vector<Tensor> of(const Conditioning& conditioning);
+  /// The image fields present in `conditioning`, in order, each [B, h, w, C].
+  static std::vector<Tensor> fields_in(const Conditioning& conditioning);
+  /// Name of the text encoders' additional input for image i: its `pixels`.
+  static std::string seen_field(size_t i);
+  static std::vector<Tensor> seen_of(const Conditioning& text);
+  /// Sizes of images u8 [H, W, 3].
+  static std::vector<MediaSize> sizes_of(const std::vector<HostArray>& images);
 };
 
-/// Immutable; thread safe.
+/// The models of one kind of model folder as functions. Immutable; thread safe.
 class Family {
  public:
   virtual ~Family() = default;
 
   const FamilySpec& spec() const { return spec_; }
 
-  /// text_fields of B captions → FamilySpec::conditioning. `clip_skip`: how many of the text encoders' last layers are
-  /// left out. Throws invalid_config where they have too few.
+  /// Encodes text_fields of B captions, and seen_field inputs of their reference images, to FamilySpec::conditioning.
+  /// `clip_skip`: number of the text encoders' last layers to skip. Throws invalid_config if they have too few layers.
   virtual Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const = 0;
-  /// The denoiser's prediction for noisy, scaled latents x at times t [B]; `models` gives the one that predicts as
-  /// FamilySpec::denoiser.
+  /// The denoiser's prediction for noisy, scaled latents x at times t [B]. FamilySpec::denoiser names it in `models`,
+  /// also if another expert predicts.
   virtual Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& conditioning,
                              const PredictOptions& options) const = 0;
-  /// Fields of `batch` samples that follow from settings: size_conditioning, and how embedded guidance is given.
+  /// Fields of `batch` samples that follow from settings: size_conditioning, and the input for embedded guidance.
   virtual Conditioning extra_conditioning(Graph&, int64_t /*batch*/, const SampleSettings&) const { return {}; }
-  /// What every step computes from the conditioning alone, [layers, B, …] each: computed once, it can be added to the
-  /// conditioning. Empty: there is nothing.
+  /// Values that every step computes from the conditioning alone, [layers, B, …] each. Computed once and added to the
+  /// conditioning, they save that work. Empty: none.
   virtual Conditioning prompt_cache(const Models&, const Conditioning&) const { return {}; }
-  /// Null: media begin with noise alone.
+  /// Null if samples cannot begin with images.
   virtual const ImageConditioning* image_conditioning() const { return nullptr; }
-  /// Null: no reference images.
+  /// Null if the family has no reference images.
   virtual const ReferenceImages* reference_images() const { return nullptr; }
-  /// Throws invalid_config for media that the models cannot take, beyond what latent_dims asks.
+  /// Throws invalid_config for media sizes that the models do not support, in addition to the checks of latent_dims.
   virtual void check_size(const MediaSize&) const {}
 
-  /// Captions as text_fields, one row each. Logs how many were longer than the text encoders read, and so are cut.
-  HostArrays tokenize(const std::vector<std::string>& captions) const;
-  /// Sizes of the latents of one sample of this size. Throws invalid_config for a size that the models cannot take.
+  /// Captions as text_fields, one row each. If text encoders see reference images of these sizes, fields have
+  /// FamilySpec::rows_of_images more rows. Logs the number of captions that are truncated to the text encoders' length.
+  HostArrays tokenize(const std::vector<std::string>& captions, const std::vector<MediaSize>& references = {}) const;
+  /// Sizes of the latents of one sample. Throws invalid_config for a media size that the models do not support.
   Dims latent_dims(const MediaSize& size) const;
+  /// Tokens of a sample in the denoiser.
+  int64_t tokens(const MediaSize& size) const;
 
-  /// How many images media must begin with.
+  /// Number of images that media must begin with.
   int64_t required_images() const { return image_conditioning() ? image_conditioning()->min_images : 0; }
+  /// ReferenceImages::seen; empty without reference images.
+  ReferenceImages::Seen seen(const std::vector<MediaSize>& references) const;
+  /// FamilySpec::conditioning of captions with reference images of these sizes; longer if the text encoder sees them.
+  std::vector<Field> caption_fields(const std::vector<MediaSize>& references) const;
   /// Conditioning fields of reference images of these sizes.
-  std::vector<Field> reference_fields(const std::vector<MediaSize>& own) const;
+  std::vector<Field> reference_fields(const std::vector<MediaSize>& sizes) const;
 
  protected:
   explicit Family(FamilySpec spec) : spec_(std::move(spec)) {}
@@ -127,18 +153,18 @@ class Family {
   FamilySpec spec_;
 };
 
-/// Pipeline classes of model_index.json, and what makes the family of their folders.
+/// The pipeline classes of model_index.json that a family supports, and its factory.
 struct FamilyClass {
   std::vector<std::string> pipelines;  // "StableDiffusionPipeline"
   std::function<std::shared_ptr<const Family>(const ModelFolder&)> make;
 };
-/// For families of other programs; those of this library are always there. Not thread safe: call it before a folder is
-/// opened.
+/// Adds a family of another program; this library's families are always known. Not thread safe: call it before any
+/// folder is opened.
 void add_family(FamilyClass family);
-/// All of their pipeline classes.
+/// All supported pipeline classes.
 std::vector<std::string> family_pipelines();
-/// The family of a folder, by its pipeline class. Throws invalid_config for a class without a family (listing those
-/// that have one), and where the folder lacks a model that the family needs.
+/// The family of a folder, by its pipeline class. Throws invalid_config for an unsupported class (listing the supported
+/// ones), and if the folder lacks a model that the family needs.
 std::shared_ptr<const Family> make_family(const ModelFolder& folder);
 
 }  // namespace md

@@ -1,6 +1,6 @@
-// FLUX.1 dev and schnell: a transformer over pairs of rows and columns of an autoencoder's latents and over what T5
-// makes of the text; CLIP's pooled text, the time and, in dev, the guidance that it was distilled with modulate its
-// blocks. Sources: Black Forest Labs 2024 (FLUX.1); Esser et al. 2024, section 5.3.2 (shift by size); Meng et al. 2023
+// FLUX.1 dev and schnell: a transformer over 2×2 patches of an autoencoder's latents and T5's encoding of the text.
+// CLIP's pooled text, the timestep and, in dev, the guidance scale that it was distilled with modulate its blocks.
+// Sources: Black Forest Labs 2024 (FLUX.1); Esser et al. 2024, section 5.3.2 (shift by size); Meng et al. 2023
 // (distilled guidance); details as in diffusers' pipeline.
 #include <cmath>
 #include <nlohmann/json.hpp>
@@ -44,8 +44,11 @@ FamilySpec flux_spec(const ModelFolder& folder) {
       .true_guidance = true,
       .patch = kLatentPatch,
       .even_flow_steps = true,
+      .image_to_image = ImageToImage{.strength = 0.6, .inpaint_strength = 0.6, .runs_begun_steps = true},
+      .blocks = "transformer_blocks",
+      .block_count = transformer.num_layers,
       .axis_rules = kFluxAxisRules,
-      // Of every block, feed-forward layers too, as diffusers' training programs have it.
+      // All blocks, including feed-forward layers, as in diffusers' training scripts.
       .lora = {.targets = {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj",
                            "attn.add_v_proj", "attn.to_add_out", "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj",
                            "ff_context.net.2"},
@@ -76,8 +79,8 @@ class Flux final : public Family {
         clip_(folder.config<ClipTextConfig>(kClip)),
         t5_(folder.config<T5Config>(kT5)) {}
 
-  /// T5 sees the padding too, as when these models were trained. clip_skip is for CLIP's part, which is its pooled last
-  /// layer, and so asks for what is not there.
+  /// T5 attends to the padding, as in these models' training. Only the pooled last layer of CLIP is used, so clip_skip
+  /// must be 0.
   Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const override {
     check(clip_skip == 0, Code::invalid_config, "clip_skip is {}; expected 0: these text encoders are used whole",
           clip_skip);

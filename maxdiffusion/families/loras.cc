@@ -26,10 +26,13 @@ LoraTargets lora_targets(const ModelFolder& folder, const Family& family) {
 std::vector<ScaledLora> read_loras(const LoraKeys& keys, const ModelFolder& folder, const Family& family) {
   std::vector<LoraChoice> chosen = chosen_loras(keys);
   for (const char* part : {"", kExpertFolders[0], kExpertFolders[1]})
-    if (const std::string own = folder.path() + "/" + part + "/pytorch_lora_weights.safetensors"; exists(own)) {
-      verify_component(own);
-      chosen.insert(chosen.begin(), {own, 1});
-    }
+    for (const char* name :
+         {"pytorch_lora_weights", "lora_kohya", "lora_comfyui"})  // the same; the first has not every kind
+      if (const std::string file = fmt::format("{}/{}/{}.safetensors", folder.path(), part, name); exists(file)) {
+        verify_component(file);
+        chosen.insert(chosen.begin(), {file, 1});
+        break;
+      }
   std::vector<ScaledLora> loras;
   if (chosen.empty()) return loras;
   const LoraTargets targets = lora_targets(folder, family);

@@ -1,4 +1,4 @@
-// LoRA files and the models of a folder: what is called what, and which files are added.
+// LoRA files of a folder's models: names, targets, and which files are loaded.
 #pragma once
 
 #include <string>
@@ -10,11 +10,12 @@
 
 namespace md {
 
-/// Where a checkpoint has the LoRA files of the experts, of Family::denoisers, where a run trains both.
+/// Folders of the LoRA files of the two experts, in the order of FamilySpec::denoisers, in checkpoints of runs that
+/// train both.
 inline constexpr const char* kExpertFolders[] = {"high_noise", "low_noise"};
-/// Models that LoRA files may change: text encoders, then denoisers.
+/// Components that LoRA files may change: text encoders, then denoisers.
 std::vector<std::string> lora_components(const Family& family);
-/// What LoRA files call a folder's models.
+/// Names of a folder's models in LoRA files.
 LoraNames lora_names(const ModelFolder& folder, const Family& family);
 /// The parameters of a folder's models that LoRA files can change.
 LoraTargets lora_targets(const ModelFolder& folder, const Family& family);

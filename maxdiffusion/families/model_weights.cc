@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/weight_format.h"
 #include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/model_folder/match_weights.h"
 #include "maxdiffusion/storage/hub_cache.h"
@@ -23,17 +24,17 @@ bool random_by_key(const Family& family, const ModelKeys& keys, const std::strin
 
 /// Files that replace the denoiser's weights; empty: none.
 std::string replacement(const Family& family, const ModelKeys& keys) {
-  std::string files, taken;
+  std::string files, used_key;
   for (const auto& [key, name] : std::vector<std::pair<std::string, std::string>>{
            {"lightning_repo", keys.lightning_repo},
            {"wan_transformer_pretrained_model_name_or_path", keys.wan_transformer_pretrained_model_name_or_path},
            {"unet_checkpoint", keys.unet_checkpoint}}) {
     if (name.empty()) continue;
-    if (!taken.empty()) {
-      log_warning("{} is ignored: {} says where the weights are", key, taken);
+    if (!used_key.empty()) {
+      log_warning("{} is ignored: {} says where the weights are", key, used_key);
       continue;
     }
-    taken = key;
+    used_key = key;
     files = key == "lightning_repo" ? local_file(name, keys.lightning_ckpt)
                                     : component_files(name, family.spec().denoiser());
   }
@@ -44,14 +45,15 @@ bool has_weights(const std::string& folder) {
   if (std::filesystem::is_regular_file(folder)) return true;
   std::error_code error;
   for (const auto& file : std::filesystem::directory_iterator(folder, error))
-    if (file.path().extension() == ".safetensors") return true;
+    if (file.path().extension() == ".safetensors" || file.path().extension() == ".gguf") return true;
   return false;
 }
 
-/// Where weights of a text encoder are that a key names; empty: nowhere here. The reference's files name models on a
-/// hub, in another program's format. Throws io for a path where nothing is.
+/// Location of a text encoder's weights that a key names; empty if they are not available locally: MaxDiffusion's
+/// configs name models on a hub, in another program's format. Throws io for a path that does not exist.
 std::string text_encoder_files(const std::string& name, const std::string& component) {
-  const bool path = name.starts_with("/") || name.starts_with(".") || name.ends_with(".safetensors");
+  const bool path =
+      name.starts_with("/") || name.starts_with(".") || name.ends_with(".safetensors") || name.ends_with(".gguf");
   if (path || std::filesystem::exists(name)) return component_files(name, component);
   try {
     const std::string files = component_files(name, component);
@@ -150,12 +152,12 @@ void ModelWeights::replace_text_encoders(const ModelFolder& folder, const ModelK
     const auto of_class = [class_name = class_name](const auto& item) { return item.second.class_name == class_name; };
     const auto found = std::ranges::find_if(folder.components(), of_class);
     if (found == folder.components().end()) {
-      log_warning("{} has no effect: the model has no {}", key, class_name);
+      log_warning("{} is ignored: the model has no {}", key, class_name);
       continue;
     }
     const std::string files = text_encoder_files(*name, found->first);
     if (files.empty())
-      log_warning("{} '{}' holds no weights here; the model folder's own {} is taken", key, *name, found->first);
+      log_warning("{} '{}' holds no weights; the model folder's {} is used", key, *name, found->first);
     else
       locations_[found->first] = files;
   }
@@ -182,12 +184,14 @@ std::vector<std::string> ModelWeights::linkable(const ParamTable& params, const 
   const std::string from = location(component);
   if (from.empty() || !std::filesystem::is_directory(from)) return {};
   const SafetensorsReader file = SafetensorsReader::open(from);
-  if (const WeightNameMap& others = other_names_.at(component); others.of) {
+  for (const auto& [tensor, array] : file.tensors())  // quantized: diffusers needs another config to read them
+    if (format_of(file.tensors(), tensor).format) return {};
+  if (const WeightNameMap& others = other_names_.at(component); others.aliases) {
     const HostArrays& found = file.tensors();
-    // transformers' classes of whole language models call the part that is read here their `model`.
+    // transformers' classes of whole language models name the part that is used here `model`.
     for (const std::string& name : published_names(params, component))
-      for (const WeightAlias& other : others.of(name))
-        if (const std::string whole = other.whole();
+      for (const WeightAlias& other : others.aliases(name))
+        if (const std::string whole = other.full_name();
             !found.contains(name) && whole != name && whole != "model." + name && found.contains(whole))
           return {};
   }
@@ -198,8 +202,14 @@ std::vector<std::string> ModelWeights::linkable(const ParamTable& params, const 
 
 std::function<NamedShards()> ModelWeights::open(const ParamTable& params, const std::string& component,
                                                 bool keep_types) const {
-  if (const auto given = replaced_.find(component); given != replaced_.end())
-    return [&params, component, &values = given->second] {
+  if (has_few_bits(params, component) && location(component).empty()) {
+    const auto plain = std::make_shared<const ParamTable>(before_few_bits(params, component));
+    return [plain, &params, component, read = open(*plain, component)] {
+      return as_shards(few_bits_values(params, component, as_arrays(read())));
+    };
+  }
+  if (const auto replacement = replaced_.find(component); replacement != replaced_.end())
+    return [&params, component, &values = replacement->second] {
       return as_shards(component_weights(params, component, values));
     };
   if (const std::string files = location(component); !files.empty())
@@ -233,27 +243,38 @@ HostArrays component_weights(const ParamTable& params, const std::string& compon
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
                                            const SafetensorsReader& file, const std::string& path,
                                            const WeightNameMap& weight_names, bool keep_types) {
-  std::vector<const Param*> own;
-  std::vector<WantedWeight> wanted;
+  if (has_few_bits(params, component)) {
+    std::vector<WantedWeight> weights;
+    for (const ParamTable plain = before_few_bits(params, component); const Param& p : plain.params())
+      weights.push_back({p.path, p.shape});
+    const LoadOptions options{.weight_names = weight_names};
+    open_weights(file, path, weights, options);  // throws now if weights do not match
+    return [&params, component, layers = open_each_weight(file, path, weights, options)] {
+      return few_bits_values(params, component, [&](const std::string& name) { return layers.at(name).make(); });
+    };
+  }
+  std::vector<const Param*> component_params;
+  std::vector<WantedWeight> weights;
   for (const Param& p : params.params())
     if (p.model == component) {
-      own.push_back(&p);
-      wanted.push_back({p.path, p.shape});
+      component_params.push_back(&p);
+      weights.push_back({p.path, p.shape});
     }
-  if (own.empty()) return [] { return HostArrays(); };
-  return [own, read = open_weights(file, path, wanted, {.weight_names = weight_names, .keep_types = keep_types})] {
+  if (component_params.empty()) return [] { return HostArrays(); };
+  return [component_params,
+          read = open_weights(file, path, weights, {.weight_names = weight_names, .keep_types = keep_types})] {
     HostArrays out, found = read();
-    for (const Param* p : own) out[p->input] = found.at(p->path);
+    for (const Param* p : component_params) out[p->input] = found.at(p->path);
     return out;
   };
 }
 
 ArraysToWrite open_each_stored(const ParamTable& params, const std::string& component, const SafetensorsReader& file,
                                const std::string& path, const WeightNameMap& weight_names) {
-  std::vector<WantedWeight> wanted;
+  std::vector<WantedWeight> weights;
   for (const Param& p : params.params())
-    if (p.model == component) wanted.push_back({p.path, p.shape});
-  return open_each_weight(file, path, wanted, {.weight_names = weight_names, .keep_types = true});
+    if (p.model == component) weights.push_back({p.path, p.shape});
+  return open_each_weight(file, path, weights, {.weight_names = weight_names, .keep_types = true});
 }
 
 NamedShards published(const ParamTable& params, const std::string& component, const NamedShards& values) {

@@ -1,5 +1,5 @@
-// Where the weights of each component come from: the model folder, files that replace them, or random values. One rule
-// for training, sampling and checkpoints.
+// The source of each component's weights: the model folder, files that replace them, or random values. Training,
+// sampling and checkpoints share it.
 #pragma once
 
 #include <functional>
@@ -14,12 +14,12 @@
 
 namespace md {
 
-/// Keys of the model folder and of what replaces its weights.
+/// Keys of the model folder and of files that replace its weights.
 struct ModelKeys : FolderKeys {
   std::string pretrained_model_name_or_path, model_name, model_type, unet_checkpoint, lightning_repo, lightning_ckpt,
       vae_file, flux_name, clip_model_name_or_path, t5xxl_model_name_or_path;
   std::string wan_transformer_pretrained_model_name_or_path;
-  std::optional<int64_t> max_sequence_length;
+  std::optional<int64_t> max_sequence_length, reference_resolution;
   std::vector<int64_t> text_encoder_out_layers;
   std::string train_expert;
   bool train_new_unet = false, train_new_flux = false, train_new_vae = false, random_text_encoder = false;
@@ -54,6 +54,10 @@ struct ModelKeys : FolderKeys {
       "file or folder whose weights replace the transformer's, by published or original names", KeyPath::input_or_word);
     v("max_sequence_length", max_sequence_length,
       "tokens per caption, for models that take any number; null: the model's");
+    v("reference_resolution", reference_resolution,
+      "reference images have as many pixels as a square of this side, for models that take any number; null: the "
+      "model's",
+      at_least(32));
     v("text_encoder_out_layers", text_encoder_out_layers,
       "layers of the text encoder that the denoiser reads, for models that read several; empty: the model's",
       at_least(0));
@@ -73,38 +77,38 @@ struct ModelKeys : FolderKeys {
 
 /// Whether the denoiser starts from random weights.
 bool new_denoiser(const ModelKeys& keys);
-/// Names of the keys that are set by which a component starts from random weights.
+/// The set keys that make a component start from random weights.
 std::vector<std::string> random_weight_keys(const ModelKeys& keys);
 
 /// Which parts of a parameter a process holds.
 using SlicesOf = std::function<std::vector<Slice>(const Param&)>;
-/// Gives the values of those parameters in a table that are a component's, by input name ("unet/conv_in.weight").
+/// Returns the values of a component's parameters in the table, by input name ("unet/conv_in.weight").
 using WeightsOf = std::function<HostArrays(const ParamTable&, const std::string& component)>;
 
 class ModelWeights {
  public:
-  /// Weights that training starts from. A component whose key says so (train_new_unet, …) is initialized at random from
-  /// `seed`. Throws io where the config of another needs other tensors than its weights have (match_weights.h).
+  /// Initial weights of training. A component whose key is set (train_new_unet, …) is initialized at random from
+  /// `seed`. For other components throws io if the config needs other tensors than the files have (match_weights.h).
   static ModelWeights for_training(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
                                    uint64_t seed);
-  /// Weights that images are generated with, which are never random: what is to be opened must be there.
+  /// Weights for sampling. They are never random: opened components must have files.
   static ModelWeights for_sampling(const ModelFolder& folder, const Family& family, const ModelKeys& keys,
                                    uint64_t seed);
 
-  /// Throws io for the first of these components whose weights are not there.
+  /// Throws io naming the first of these components whose weights are missing.
   void check_present(const std::vector<std::string>& components) const;
-  /// Folder or file that a component's weights are read from; empty: they are random, or were set.
+  /// Folder or file of a component's weights; empty: they are random, or were set.
   std::string location(const std::string& component) const;
-  /// The files that a component's weights are read from, an index among them, if a model folder with these files is one
-  /// that diffusers reads: their names and the names in them are diffusers'. Else empty.
+  /// The files of a component's weights, including an index, if diffusers can read a model folder with these files:
+  /// file names and tensor names are diffusers'. Else empty.
   std::vector<std::string> linkable(const ParamTable& params, const std::string& component) const;
-  /// Replaces a component's weights by values, by input name, that this run has trained.
+  /// Replaces a component's weights by trained values, by input name.
   void set(const std::string& component, HostArrays values) { replaced_[component] = std::move(values); }
-  /// Random values are generated for these parts only.
+  /// Random values are generated for these slices only.
   void set_slices(SlicesOf slices) { slices_ = std::move(slices); }
-  /// Throws io now where there are no weights, or naming every missing, unused or misshapen tensor; reads or
-  /// initializes when the result is called. The table must live until then. Values have the table's storage types.
-  /// keep_types: values that come from files have the files' types.
+  /// Matches names and shapes now: throws io if there are no weights, or naming every missing, unused or misshapen
+  /// tensor. The returned function reads or initializes the values; the table must live until then. Values have the
+  /// table's storage types; keep_types: values from files keep the files' types.
   std::function<NamedShards()> open(const ParamTable& params, const std::string& component,
                                     bool keep_types = false) const;
   HostArrays read(const ParamTable& params, const std::string& component) const {
@@ -125,18 +129,19 @@ class ModelWeights {
   uint64_t seed_;
 };
 
-/// Throws invalid_config for a folder that is not what model_name, flux_name and model_type say.
+/// Throws invalid_config if the folder's model is not the one that model_name, flux_name and model_type name.
 void check_kind(const ModelKeys& keys, const ModelFolder& folder, const Family& family);
-/// What a key such as vae_file names: a file, the component's folder of a model folder, or that folder itself.
+/// Path of the weights that a key such as vae_file names: a file, the component's folder of a model folder, or that
+/// folder itself.
 std::string component_files(const std::string& name, const std::string& component);
-/// The values, out of those of several components, of this component's parameters, in their storage types.
+/// Selects this component's parameters from values of several components; result in their storage types.
 HostArrays component_weights(const ParamTable& params, const std::string& component, const HostArrays& all);
-/// Matches what `file`, opened at `path`, holds with the component's parameters now; the result reads it. Throws as
-/// ModelWeights::open does. `weight_names`: of the component's class.
+/// Matches the tensors of `file`, opened at `path`, with the component's parameters immediately; the returned function
+/// reads them. Throws as ModelWeights::open. `weight_names`: of the component's class.
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
                                            const SafetensorsReader& file, const std::string& path,
                                            const WeightNameMap& weight_names = {}, bool keep_types = false);
-/// The same, but each array separately, by published name and of the file's type (open_each_weight).
+/// The same, but each array is read separately, by published name and in the file's type (open_each_weight).
 ArraysToWrite open_each_stored(const ParamTable& params, const std::string& component, const SafetensorsReader& file,
                                const std::string& path, const WeightNameMap& weight_names = {});
 /// Parameters under their published names: a stacked parameter becomes one array per layer.

@@ -20,7 +20,7 @@ constexpr const char* kIndex = R"({"_class_name": "WanPipeline", "transformer": 
 constexpr const char* kConfig = R"({"num_attention_heads": 1, "attention_head_dim": 6, "in_channels": 2, "text_dim": 3,
   "out_channels": 2, "freq_dim": 4, "ffn_dim": 5, "num_layers": 2, "image_dim": 4, "added_kv_proj_dim": 6})";
 
-/// What where weights come from asks of a family.
+/// A family with the functions that loading weights needs.
 class OneDenoiser final : public Family {
  public:
   OneDenoiser() : Family({.denoisers = {"transformer"}}) {}
@@ -53,13 +53,13 @@ class OriginalNames : public testing::Test {
   ModelWeights weights(const std::string& replacement = "") const {
     return ModelWeights::for_sampling(folder(), OneDenoiser(), {.unet_checkpoint = replacement}, 0);
   }
-  /// The values under the names of the original program, behind `prefix`.
+  /// The values under the names of the original program, with `prefix`.
   HostArrays renamed(const std::string& prefix) const {
     const ModelFolder opened = folder();
     const Component& c = opened.components().at("transformer");
     const WeightNameMap others = find_model_class(c.class_name)->weight_names(c.config);
     HostArrays out;
-    for (const auto& [name, value] : values_) out[prefix + others.of(name).front().name] = value;
+    for (const auto& [name, value] : values_) out[prefix + others.aliases(name).front().name] = value;
     return out;
   }
   void expect_values(const ModelWeights& w) const {
@@ -131,7 +131,7 @@ TEST_F(OriginalNames, InAPickledFileAreRefusedWithTheWayOut) {
   }
 }
 
-/// A tiny autoencoder of either version, under diffusers' names and the original program's.
+/// A tiny autoencoder of either version, under diffusers' names and under the original program's.
 // P-17
 TEST(WanAutoencoder, IsReadTheSameToTheBitUnderItsOriginalNames) {
   for (const std::string version : {"21", "22"}) {
@@ -143,11 +143,11 @@ TEST(WanAutoencoder, IsReadTheSameToTheBitUnderItsOriginalNames) {
     ParamTable params;
     known->trace(Scope(g, params, "vae"), config);
     const SafetensorsReader file = SafetensorsReader::open(golden + "/weights.safetensors");
-    const HostArrays wanted = open_component(params, "vae", file, golden)();
+    const HostArrays expected = open_component(params, "vae", file, golden)();
     for (const std::string prefix : {"", "first_stage_model."}) {
       TemporaryFolder t;
       HostArrays original;
-      for (const auto& [name, value] : file.tensors()) original[prefix + names.of(name).front().name] = value;
+      for (const auto& [name, value] : file.tensors()) original[prefix + names.aliases(name).front().name] = value;
       EXPECT_TRUE(original.contains(prefix + "decoder.middle.0.residual.0.gamma"));
       EXPECT_TRUE(original.contains(prefix + "conv1.weight"));
       EXPECT_TRUE(original.contains(prefix + (version == "21" ? "decoder.upsamples.1.residual.0.gamma"
@@ -155,8 +155,8 @@ TEST(WanAutoencoder, IsReadTheSameToTheBitUnderItsOriginalNames) {
       write_safetensors(t / "vae.safetensors", original);
       const HostArrays found =
           open_component(params, "vae", SafetensorsReader::open(t / "vae.safetensors"), t / "vae.safetensors", names)();
-      ASSERT_EQ(found.size(), wanted.size());
-      for (const auto& [name, value] : wanted)
+      ASSERT_EQ(found.size(), expected.size());
+      for (const auto& [name, value] : expected)
         EXPECT_TRUE(std::equal(value.data(), value.data() + value.bytes(), found.at(name).data())) << name;
     }
   }

@@ -19,7 +19,7 @@
 namespace md {
 namespace {
 
-/// An autoencoder of another file comes with its own config.json, where it has one.
+/// An autoencoder from another file brings its own config.json, if it has one.
 void take_autoencoders_config(ModelFolder& folder, const std::string& component, const std::string& vae_file) {
   if (vae_file.empty() || component.empty()) return;
   const std::string files = component_files(vae_file, component),
@@ -31,7 +31,7 @@ void take_autoencoders_config(ModelFolder& folder, const std::string& component,
   const auto parsed = parse_json_or_discard(read_file(config));
   const std::string class_name = folder.components().at(component).class_name;
   if (beside != files && (!parsed.is_object() || parsed.value("_class_name", nlohmann::json()) != class_name))
-    return;  // of another file there
+    return;  // config.json belongs to another file in that folder
   folder.set_config(component, read_file(config), config);
   log_info("vae_file: {} is read with {}", files, config);
 }
@@ -45,6 +45,7 @@ ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const s
   if (!keys.text_encoder_out_layers.empty()) folder.set_option("text_encoder_out_layers", keys.text_encoder_out_layers);
   take_autoencoders_config(folder, make_family(folder)->spec().autoencoder->component, keys.vae_file);
   if (keys.max_sequence_length) folder.set_option("max_sequence_length", *keys.max_sequence_length);
+  if (keys.reference_resolution) folder.set_option("reference_resolution", *keys.reference_resolution);
   return folder;
 }
 
@@ -60,8 +61,8 @@ std::string newest_checkpoint(const std::string& from) {
   return checkpoint_folder(checkpoints, steps.back());
 }
 
-std::string model_on_this_machine(const std::string& given) {
-  std::string model = newest_checkpoint(given);
+std::string model_on_this_machine(const std::string& location) {
+  std::string model = newest_checkpoint(location);
   if (!is_remote(model)) return model;
   log_info("{}: the model is cached in '{}'", shown(model), local_cache_path(model));
   return find_file(below(model, kState)) ? local_checkpoint(model, CheckpointPart::model) : local_copy(model);
@@ -96,7 +97,7 @@ void note_damaged_weights(const OpenedModel& model, Error& e) {
       const SafetensorsReader file = SafetensorsReader::open(place);
       for (const auto& [tensor, a] : file.tensors())
         if (const auto at = first_not_finite(a)) {
-          e.note(fmt::format("'{}' in {} holds a number that is not finite, the first at place {}: the file is damaged",
+          e.note(fmt::format("'{}' in {} holds a number that is not finite, the first at index {}: the file is damaged",
                              tensor, file.file_of(tensor), *at));
           return;
         }

@@ -1,5 +1,4 @@
-// A model opened for a run or a pipeline: its folder, the family that its models belong to, and where the weights of
-// each come from.
+// A model opened for a run or a pipeline: its folder, its family, and the sources of its weights.
 #pragma once
 
 #include <memory>
@@ -12,7 +11,7 @@
 
 namespace md {
 
-/// What the weights are for; see ModelWeights.
+/// Use of the weights; see ModelWeights.
 enum class Purpose { training, sampling };
 
 struct OpenedModel {
@@ -20,23 +19,25 @@ struct OpenedModel {
   std::shared_ptr<const Family> family;
   ModelWeights weights;
 };
-/// `model`: as model_on_this_machine takes it; `keys` say what else the folder is and what replaces its weights;
-/// `controlnet`: a ControlNet's folder or file, which becomes the component "controlnet", or empty. `seed`: of weights
-/// that are random. Throws io where files are missing or weights do not match their configs; invalid_config for a
-/// folder that has no family, or is not what `keys` say.
+/// `model`: as in model_on_this_machine. `keys`: what else describes the folder, and files that replace its weights.
+/// `controlnet`: a ControlNet's folder or file, which becomes the component "controlnet"; empty: none. `seed`: of
+/// random weights. Throws io if files are missing or weights do not match their configs; invalid_config if the folder
+/// has no family or contradicts `keys`.
 OpenedModel open_model(const std::string& model, const ModelKeys& keys, Purpose purpose, uint64_t seed = 0,
                        const std::string& controlnet = "");
 
-/// Throws io for the first of the components that sampling needs whose weights are not there.
+/// Throws io naming the first component needed for sampling whose weights are missing.
 void check_weights(const OpenedModel& model);
-/// After numbers that are not finite: a note for the first tensor of the model's files that holds one, where any does.
+/// For an error about non-finite values: adds a note naming the first tensor of the model's files that contains one, if
+/// any.
 void note_damaged_weights(const OpenedModel& model, Error& e);
 
-/// `model` itself, or, of a run's folder, its newest checkpoint; of a bucket (gs://, s3://), a copy on this machine: of
-/// a folder, a file, or a checkpoint without its training state. What is here already is not fetched again. Throws io.
+/// Resolves `model` to a local path: the newest checkpoint of a run's folder; from a bucket (gs://, s3://), a copy of a
+/// folder, a file, or a checkpoint without its training state; else `model` itself. Files that are already local are
+/// not fetched again. Throws io.
 std::string model_on_this_machine(const std::string& model);
-/// The newest checkpoint of the run whose folder `from` is; anything else is returned as it is. In buckets, too. Throws
-/// io for a run without a checkpoint.
+/// The newest checkpoint if `from` is a run's folder, also in a bucket; anything else is returned unchanged. Throws io
+/// for a run without a checkpoint.
 std::string newest_checkpoint(const std::string& from);
 
 }  // namespace md

@@ -12,12 +12,12 @@ namespace {
 
 using Noise = std::function<std::vector<float>(size_t n)>;
 
-/// A latent sampled and scaled, a batch of one.
+/// A sampled and scaled latent, with batch size 1.
 HostArray scaled_latent(const FamilySpec& spec, const HostArray& moments, const Noise& noise) {
   return spec.autoencoder->latent_scale.apply(sample_latent(moments, noise));
 }
 
-/// Mean and log-variance, unscaled. Source of these formats: MaxDiffusion's feature descriptions.
+/// Moments as mean and log-variance, unscaled. Source of these formats: MaxDiffusion's feature descriptions.
 class SdRecords final : public RecordFormat {
  public:
   std::vector<std::string> columns(const FamilySpec&) const override {
@@ -47,7 +47,7 @@ class SdRecords final : public RecordFormat {
   }
 };
 
-/// A latent, scaled, channels first; the tokens of both text encoders.
+/// A scaled latent, channels first, and the tokens of both text encoders.
 class SdxlRecords final : public RecordFormat {
  public:
   std::vector<std::string> columns(const FamilySpec&) const override {
@@ -71,8 +71,8 @@ class SdxlRecords final : public RecordFormat {
   }
 };
 
-/// A packed latent, scaled; text_embeds are T5's, prompt_embeds CLIP's; positions of the text (zeros) and of the
-/// latent's tokens: 0, row, column.
+/// A packed, scaled latent. text_embeds are T5's, prompt_embeds CLIP's. Positions of the text are zeros, those of the
+/// latent's tokens are 0, row, column.
 class FluxRecords final : public RecordFormat {
  public:
   std::vector<std::string> columns(const FamilySpec&) const override {
@@ -86,7 +86,7 @@ class FluxRecords final : public RecordFormat {
     check(d.size() == 3 && d[2] == c * patch * patch && p.size() == 3 && p[1] == d[1] && p[2] == 3 && d[1] > 0,
           Code::io, "pixel_values of records are {}, img_ids {}; expected [tokens, {}] and [tokens, 3]",
           to_string(tokens.shape()), to_string(positions.shape()), c * patch * patch);
-    // The last token of an image is in its last row and column.
+    // An image's last token has the largest row and column.
     const auto last = positions.view<float>().subspan(static_cast<size_t>(d[1] * 3 - 2), 2);
     const int64_t rows = std::llround(last[0]) + 1, columns = std::llround(last[1]) + 1;
     check(rows > 0 && columns > 0 && rows * columns == d[1], Code::io,
@@ -116,7 +116,7 @@ class FluxRecords final : public RecordFormat {
   }
 };
 
-/// A latent, scaled, channels first.
+/// A scaled latent, channels first.
 class WanRecords final : public RecordFormat {
  public:
   std::vector<std::string> columns(const FamilySpec&) const override { return {"latents", "encoder_hidden_states"}; }

@@ -28,12 +28,16 @@ ReferenceConventions z_image(const ModelFolder&) {
   return {.names = {"z_image"}, .types = {"T2I"}, .file_prefix = "zimage_output_{}_"};
 }
 
-/// Not of MaxDiffusion, which has no such model; named like its others.
+/// MaxDiffusion has no Qwen-Image; the names follow those of its other models.
 ReferenceConventions qwen_image(const ModelFolder&) {
   return {.names = {"qwen_image"}, .types = {"T2I"}, .file_prefix = "qwen_image_output_{}_"};
 }
 
-/// With its three products of D² per text token, of which keys and values are two.
+ReferenceConventions qwen_image_edit(const ModelFolder&) {
+  return {.names = {"qwen_image_edit"}, .types = {"I2I"}, .file_prefix = "qwen_image_edit_output_{}_"};
+}
+
+/// Includes three products of D² per text token, two of them for keys and values.
 double wan_tflops(const WanTransformerConfig& c, int64_t text_tokens, const Dims& latent) {
   int64_t tokens = 1;
   for (size_t i = 0; i < 3; ++i) tokens *= latent[i] / c.patch_size[i];
@@ -59,7 +63,7 @@ ReferenceConventions wan(const ModelFolder& folder) {
 }
 
 const struct Row {
-  const char* pipeline;  // its class begins with this
+  const char* pipeline;  // prefix of its class
   std::vector<std::string> commands, converters;
   ReferenceConventions (*of)(const ModelFolder&);
 } kRows[] = {
@@ -70,6 +74,7 @@ const struct Row {
     {"Flux2", {"flux2klein"}, {}, flux2},
     {"Flux", {"flux", "flux_pipeline"}, {}, flux},
     {"ZImage", {"zimage"}, {}, z_image},
+    {"QwenImageEdit", {"qwen_image_edit"}, {}, qwen_image_edit},
     {"QwenImage", {"qwen_image"}, {}, qwen_image},
 };
 
@@ -86,10 +91,10 @@ std::string ReferenceConventions::prefix_of_files(uint64_t seed) const {
 }
 
 void check_repeated_keys(const ReferenceConventions& reference, int64_t norm_num_groups) {
-  constexpr int64_t kEverywhere = 32;  // in every file of MaxDiffusion
+  constexpr int64_t kEverywhere = 32;  // value in all of MaxDiffusion's configs
   const int64_t groups = reference.norm_num_groups.value_or(norm_num_groups);
   if (norm_num_groups != kEverywhere && norm_num_groups != groups)
-    log_warning("norm_num_groups={} has no effect: the UNet's config.json says {}", norm_num_groups, groups);
+    log_warning("norm_num_groups={} is ignored: the UNet's config.json says {}", norm_num_groups, groups);
 }
 
 ReferenceConventions reference_conventions(const ModelFolder& folder) {

@@ -1,7 +1,8 @@
-// Stable Diffusion 1 and 2, and SDXL: a UNet with cross-attention over what one or two CLIP text encoders make of the
-// caption, on the latents of an autoencoder; an optional ControlNet. Which of them a folder is follows from its parts
-// and their configs. Sources: Rombach et al. 2022; Podell et al. 2023 (SDXL), section 2; Zhang et al. 2023
-// (ControlNet); details as in diffusers' pipelines of the same models.
+// Stable Diffusion 1 and 2, and SDXL: a UNet on the latents of an autoencoder with cross-attention to the encodings of
+// one or two CLIP text encoders, and an optional ControlNet. The components of a folder and their configs determine the
+// model. Sources: Rombach et al. 2022; Podell et al. 2023 (SDXL), section 2; Zhang et al. 2023 (ControlNet); details as
+// in diffusers' pipelines of the same models.
+#include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/parse_json.h"
@@ -17,9 +18,9 @@ namespace {
 
 constexpr const char *kUNet = "unet", *kVae = "vae", *kControl = "controlnet", *kText = "text_encoder",
                      *kText2 = "text_encoder_2", *kPrompt = "prompt_embeds", *kPooled = "text_embeds",
-                     *kSizes = "time_ids";
+                     *kSizes = "time_ids", *kInpainting = "inpainting";
 
-/// OpenAI's text encoders kept their names, OpenCLIP's did not.
+/// Files keep transformers' names for OpenAI's text encoders, but not for OpenCLIP's.
 SingleFile single_file(bool two, bool open_clip, const nlohmann::json& scheduler) {
   SingleFile f{.prefixes = {{kUNet, "model.diffusion_model."}, {kVae, "first_stage_model."}}};
   if (!two) {
@@ -36,11 +37,31 @@ SingleFile single_file(bool two, bool open_clip, const nlohmann::json& scheduler
   return f;
 }
 
+/// Paths of the first attention of every transformer block that attends to its own tokens.
+std::vector<std::string> self_attentions(const UNetConfig& c) {
+  std::vector<std::string> all;
+  auto add = [&](const std::string& block, int64_t transformers, size_t level) {
+    for (int64_t i = 0; i < transformers; ++i)
+      for (int64_t k = 0; k < c.transformer_layers_per_block[level]; ++k)
+        all.push_back(fmt::format("{}.attentions.{}.transformer_blocks.{}.attn1", block, i, k));
+  };
+  const size_t levels = c.block_out_channels.size();
+  for (size_t level = 0; level < levels; ++level)
+    if (c.down_block_types[level] == "CrossAttnDownBlock2D" && !c.only_cross_attention[level])
+      add(fmt::format("down_blocks.{}", level), c.layers_per_block[level], level);
+  if (c.mid_block_type == "UNetMidBlock2DCrossAttn") add("mid_block", 1, levels - 1);
+  for (size_t i = 0; i < levels; ++i)
+    if (const size_t level = levels - 1 - i;
+        c.up_block_types[i] == "CrossAttnUpBlock2D" && !c.only_cross_attention[level])
+      add(fmt::format("up_blocks.{}", i), c.layers_per_block[level] + 1, level);
+  return all;
+}
+
 FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
   const auto& unet = folder.config<UNetConfig>(kUNet);
   const std::shared_ptr<const Autoencoder> vae = folder.autoencoder(kVae);
   const auto& clip = folder.config<ClipTextConfig>(kText);
-  // The condition on sizes comes with the second encoder's pooled text.
+  // Size conditioning requires the second encoder's pooled embedding.
   const bool two = folder.has(kText2), micro = unet.addition_embed_type.has_value();
   if (two || micro) folder.config<ClipTextConfig>(kText2);
   check(!two || folder.pipeline().find("StableDiffusionXL") != std::string::npos, Code::invalid_config,
@@ -48,7 +69,7 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
         "StableDiffusionXLPipeline",
         folder.path(), folder.pipeline());
   const int64_t length = clip.max_position_embeddings;
-  const bool open_clip = clip.hidden_act == "gelu";  // or else OpenAI's
+  const bool open_clip = clip.hidden_act == "gelu";  // else OpenAI's
   const nlohmann::json scheduler = parse_json(folder.scheduler_config());
   FamilySpec spec = {
       .denoisers = {kUNet},
@@ -57,6 +78,9 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
       .conditioning = {{kPrompt, {DType::f32, {length, unet.cross_attention_dim.front()}}}},
       .zero_empty_prompt = two && folder.option("force_zeros_for_empty_prompt", true),
       .training_patch = int64_t{1} << (unet.block_out_channels.size() - 1),
+      .image_to_image = two ? ImageToImage{.strength = 0.3, .inpaint_strength = 0.9999} : ImageToImage{},
+      .self_attentions = self_attentions(unet),
+      .has_freeu = true,
       .single_file = single_file(two, open_clip, scheduler),
       .records = micro ? sdxl_records() : sd_records(),
       .reference = reference_conventions(folder)};
@@ -70,18 +94,19 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
                                   .second_prompt = true});
     spec.lora.kohya_version = "sdxl_base_v1-0";
   }
+  for (const std::string& component : spec.text_components())
+    spec.chunk_widths.push_back(folder.config<ClipTextConfig>(component).hidden_size);
   if (micro) {
     spec.conditioning.push_back({kPooled, {DType::f32, {unet.pooled_width()}}});
     spec.size_conditioning = {{kSizes, {DType::f32, {6}}}};
   }
-  check(unet.in_channels != 2 * vae->channels + 1, Code::invalid_config,
-        "{}: this UNet takes {} channels: it is an inpainting model, which takes a mask and the masked image and is "
-        "not supported; expected {}, as in text to image",
-        folder.path(), unet.in_channels, vae->channels);
-  check(unet.in_channels == vae->channels, Code::invalid_config,
-        "unet: in_channels is {}; expected {}, the autoencoder's latent channels: models that take more than latents "
-        "are not supported",
-        unet.in_channels, vae->channels);
+  const int64_t with_image = 2 * vae->channels + 1;
+  check(unet.in_channels == vae->channels || unet.in_channels == with_image, Code::invalid_config,
+        "unet: in_channels is {}; expected {}, the autoencoder's latent channels, or {}, with a mask and the masked "
+        "image: "
+        "models that take other things than latents are not supported",
+        unet.in_channels, vae->channels, with_image);
+  if (unet.in_channels == with_image) spec.inpainting = kInpainting;
   return spec;
 }
 
@@ -94,8 +119,8 @@ class StableDiffusion final : public Family {
     if (folder.has(kControl)) control_ = folder.config<ControlNetConfig>(kControl);
   }
 
-  /// Two encoders: the hidden states before the last layer of both, side by side, and the projected end token of the
-  /// second. One: its last hidden state after the final norm.
+  /// Two encoders: the hidden states before the last layer of both, concatenated along features, and the projected end
+  /// token of the second. One encoder: its last hidden state after the final norm.
   Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const override {
     const bool two = texts_.size() == 2;
     std::vector<ClipTextOutput> outs;
@@ -115,8 +140,8 @@ class StableDiffusion final : public Family {
   }
 
   Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
-                     const PredictOptions&) const override {
-    UNetInputs in{.sample = x, .timestep = t, .encoder_hidden_states = c.at(kPrompt)};
+                     const PredictOptions& options) const override {
+    UNetInputs in{.sample = x, .timestep = t, .encoder_hidden_states = c.at(kPrompt), .freeu = options.freeu};
     if (micro()) in.text_embeds = c.at(kPooled), in.time_ids = c.at(kSizes);
     if (const auto image = c.find("control_image"); image != c.end()) {
       const Tensor scale = c.at("control_scale");
@@ -124,6 +149,14 @@ class StableDiffusion final : public Family {
       for (Tensor& d : r.down) d = d * cast(scale, d.dtype());
       in.down_residuals = r.down;
       in.mid_residual = r.mid * cast(scale, r.mid.dtype());
+    }
+    if (const std::string& field = spec().inpainting; !field.empty()) {
+      check(c.contains(field), Code::invalid_config,
+            "this UNet takes {} channels: it is an inpainting model, which takes a mask and the masked image; expected "
+            "{}, "
+            "as in text to image",
+            unet_.in_channels, x.dim(-1));
+      in.sample = concatenate({x, cast(c.at(field), x.dtype())}, -1);
     }
     return {unet2d(models(kUNet), unet_, in), {}};
   }

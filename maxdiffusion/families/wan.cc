@@ -1,6 +1,7 @@
 // Wan 2.1 and 2.2: a transformer over the latents of a causal video autoencoder, conditioned on UMT5's encoding of the
-// text. Which of them a folder is follows from its parts: two transformers alternate (2.2 A14B), a time for every token
-// (TI2V-5B). Sources: Wan Team 2025; details as in diffusers' pipelines of the same models.
+// text. The folder's components determine the model: two transformers for different noise levels (2.2 A14B), a timestep
+// for every token (TI2V-5B). Sources: Wan Team 2025; details as in diffusers' pipelines of the same models.
+#include <fmt/format.h>
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -23,6 +24,12 @@ constexpr const char *kTransformer = "transformer", *kSecond = "transformer_2", 
                      *kVision = "image_encoder", *kProcessor = "image_processor/preprocessor_config.json",
                      *kIds = "ids", *kMask = "mask", *kPrompt = "prompt_embeds", *kCondition = "condition",
                      *kImage = "image_embeds", *kContext[] = {"text_keys", "text_values", "image_keys", "image_values"};
+
+std::vector<std::string> self_attentions(int64_t blocks) {
+  std::vector<std::string> all;
+  for (int64_t i = 0; i < blocks; ++i) all.push_back(fmt::format("blocks.{}.attn1", i));
+  return all;
+}
 
 FamilySpec wan_spec(const ModelFolder& folder) {
   const auto& transformer = folder.config<WanTransformerConfig>(kTransformer);
@@ -48,8 +55,12 @@ FamilySpec wan_spec(const ModelFolder& folder) {
           [transformer, two](const MediaSize& size, bool images) {
             return wan_magcache_ratios(transformer, {.two_transformers = two, .image = images, .height = size.height});
           },
+      .image_to_image = {},
+      .self_attentions = self_attentions(transformer.num_layers),
+      .blocks = "blocks",
+      .block_count = transformer.num_layers,
       .axis_rules = kWanAxisRules,
-      // Of every block; of its feed-forward layers too, as most trainers have it.
+      // All blocks, including feed-forward layers, as in most trainers.
       .lora = {.targets = {"to_q", "to_k", "to_v", "to_out.0", "ffn.net.0.proj", "ffn.net.2"}, .original_names = true},
       .single_file = {.prefixes = {{kTransformer, ""}}},
       .records = wan_records(),
@@ -69,8 +80,8 @@ FamilySpec wan_spec(const ModelFolder& folder) {
   return spec;
 }
 
-/// Wan 2.1: the image encoder sees the image, the autoencoder a video that is grey but for it, and a mask says which
-/// frames are known. 2.2 has no image encoder. TI2V-5B: the first frame's latents are the image's, at time 0.
+/// Wan 2.1: the image encoder encodes the image, the autoencoder a video that is grey except for the image, and a mask
+/// marks known frames. Wan 2.2 has no image encoder. TI2V-5B: the first frame's latents are the image's, at timestep 0.
 class WanImages final : public ImageConditioning {
  public:
   WanImages(const ModelFolder& folder, std::shared_ptr<const Autoencoder> autoencoder, bool first_frame)
@@ -127,7 +138,8 @@ class WanImages final : public ImageConditioning {
     auto to = out.mutable_view<float>().begin();
     for (int64_t f = 0; f < frames; ++f)
       for (int64_t i = 0; i < d[2] * d[3]; ++i, from += 2 * c) {
-        // Of the frames that a latent frame stands for: all of the first, the last alone of the last.
+        // The mask is 1 for every frame of the first latent frame; with two images also for the last frame of the last
+        // one.
         for (int64_t k = 0; k < masks_; ++k)
           *to++ = f == 0 || (images == 2 && f == frames - 1 && k == masks_ - 1) ? 1.0f : 0.0f;
         to = std::copy_n(from, c, to);
@@ -142,9 +154,9 @@ class WanImages final : public ImageConditioning {
 
  private:
   std::shared_ptr<const Autoencoder> autoencoder_;
-  bool first_frame_;   // is given at time 0, in the latents' place
-  int64_t masks_ = 0;  // channels in front of an image's latents, which the transformer takes after the noisy ones; 0:
-                       // it takes none of them
+  bool first_frame_;   // the image's latents replace those of the first frame, at timestep 0
+  int64_t masks_ = 0;  // number of mask channels before an image's latents, which are channels after the noisy latents;
+                       // 0: the transformer has no such channels
   std::optional<ClipVisionConfig> vision_;
   ImageProcessor processor_;
 };
@@ -161,7 +173,7 @@ class Wan final : public Family {
 
   const ImageConditioning* image_conditioning() const override { return images_ ? &*images_ : nullptr; }
 
-  /// Behind the end of the text there are zeros.
+  /// Rows after the end of the text are zeros.
   Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const override {
     check(clip_skip == 0, Code::invalid_config, "clip_skip is {}; expected 0: this text encoder is used whole",
           clip_skip);
@@ -183,21 +195,22 @@ class Wan final : public Family {
     } else if (channels_of_image()) {
       x = concatenate({x, condition->second}, -1);
     }
-    auto given = [&](const char* field) {
+    auto value_of = [&](const char* field) {
       const auto found = c.find(field);
       return found == c.end() ? Tensor() : found->second;
     };
-    const WanContext context{given(kContext[0]), given(kContext[1]), given(kContext[2]), given(kContext[3])};
+    const WanContext context{value_of(kContext[0]), value_of(kContext[1]), value_of(kContext[2]),
+                             value_of(kContext[3])};
     const WanOutputs out = wan_transformer(models(kTransformer), transformer_,
                                            {.sample = x,
                                             .timestep = t,
                                             .text = c.at(kPrompt),
-                                            .image = given(kImage),
+                                            .image = value_of(kImage),
                                             .context = context.text_keys ? &context : nullptr,
                                             .residual = options.residual});
     return {out.sample, out.residual};
   }
-  /// Keys and values of the text and the image.
+  /// Keys and values of text and image.
   Conditioning prompt_cache(const Models& models, const Conditioning& c) const override {
     const auto image = c.find(kImage);
     const WanContext context =
@@ -208,7 +221,7 @@ class Wan final : public Family {
   }
 
  private:
-  /// Whether the denoiser takes an image's latents and a mask in addition to the noisy latents.
+  /// Whether the denoiser's channels include an image's latents and a mask after the noisy latents.
   bool channels_of_image() const { return transformer_.in_channels != spec().autoencoder->channels; }
 
   WanTransformerConfig transformer_;

@@ -1,5 +1,5 @@
-// Z-Image and Z-Image-Turbo: a transformer over patches of an autoencoder's latents and over what a language model,
-// Qwen3, makes of the text in its chat template. Texts of a batch have their own lengths. Sources: Alibaba Z-Image Team
+// Z-Image and Z-Image-Turbo: a transformer over patches of an autoencoder's latents and a language model's encoding,
+// Qwen3's, of the text in its chat template. Texts of a batch may have different lengths. Sources: Alibaba Z-Image Team
 // 2025; details as in diffusers' pipeline.
 #include <nlohmann/json.hpp>
 
@@ -38,6 +38,9 @@ FamilySpec z_image_spec(const ModelFolder& folder) {
       .unguided = 0,
       .patch = ZImageTransformerConfig::kPatch,
       .even_flow_steps = true,
+      .image_to_image = ImageToImage{.strength = 0.6, .runs_begun_steps = true},
+      .blocks = "layers",
+      .block_count = transformer.n_layers,
       .axis_rules = kZImageAxisRules,
       .lora = {.targets = {"to_q", "to_k", "to_v", "to_out.0"}},
       .single_file = {.prefixes = {{kTransformer, ""}}},
@@ -46,7 +49,8 @@ FamilySpec z_image_spec(const ModelFolder& folder) {
         "transformer: in_channels is {}; expected {}, the autoencoder's latent channels", transformer.in_channels,
         vae->channels);
   check(transformer.cap_feat_dim == qwen3.hidden_size, Code::invalid_config,
-        "{}: the transformer takes texts of {} features ('cap_feat_dim'), the text encoder gives {} ('hidden_size'); "
+        "{}: the transformer expects text embeddings of {} features ('cap_feat_dim'), the text encoder gives {} "
+        "('hidden_size'); "
         "give it the text encoder that it was trained with",
         folder.path(), transformer.cap_feat_dim, qwen3.hidden_size);
   check(qwen3.num_hidden_layers > 1, Code::invalid_config,

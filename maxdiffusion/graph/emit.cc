@@ -86,15 +86,15 @@ class Printer {
   }
   void bind(Tensor t, Value v) { values_[{t.node(), t.index()}] = std::move(v); }
   std::string fresh() { return "%" + std::to_string(next_++); }
-  /// " loc(#loc7)", whose meaning is printed once at the end: a path has many statements.
+  /// " loc(#loc7)"; the location is printed once at the end, because many statements have the same path.
   std::string location(const Node& node);
   std::vector<Value> print_nodes(const Graph& g, const std::vector<Tensor>& results);
-  /// `v` with its axes in another order; as it is where `order` is empty.
+  /// `v` with its axes in another order; unchanged if `order` is empty.
   Value in_order_of(const Axes& order, const Value& v);
 
   const Graph& graph_;
   Statements block_;
-  std::vector<int> used_in_regions_;  // of the statement that is printed next
+  std::vector<int> used_in_regions_;  // by regions of the next statement
   std::unordered_map<Key, Value, KeyHash> values_;
   std::unordered_map<Key, Value, KeyHash> unrounded_;
   std::unordered_map<Key, int, KeyHash> uses_;
@@ -139,7 +139,7 @@ Value Printer::in_order_of(const Axes& order, const Value& v) {
                     "permutation = " + mlir_array(order), "", next_)[0];
 }
 
-/// As `sdy_sharding`, of an array that is stored in this order.
+/// As `sdy_sharding`, for an array whose axes are stored in this order.
 std::string stored_sharding(DimAxes axes, int64_t rank, const Axes& order) {
   axes.resize(static_cast<size_t>(rank));
   return "sdy.sharding = #sdy.sharding" + sdy_sharding(in_order(axes, order), rank);
@@ -247,7 +247,7 @@ std::vector<Value> EmitCtx::inline_body(const Graph& body, const std::vector<Val
         body.arguments().size(), args.size());
   for (size_t i = 0; i < args.size(); ++i) printer_.bind(body.arguments()[i], args[i]);
   for (const auto& [outer, inner] : body.captures()) {
-    // A capture that nothing inside uses any more may name an outer value that is not printed.
+    // The outer value of a capture that no node inside uses may be unprinted.
     auto it = printer_.values_.find({outer.node(), outer.index()});
     if (it != printer_.values_.end()) {
       Value v = it->second;
@@ -282,7 +282,7 @@ Value EmitCtx::constant_int(int64_t value, const Shape& shape) {
 Value EmitCtx::table(const HostArray& values) {
   const Shape& shape = values.shape();
   std::string literal;
-  if (shape.dtype == DType::pred) {  // hexadecimal pred is packed by bits: print words instead
+  if (shape.dtype == DType::pred) {  // a hexadecimal pred literal is bit-packed: print words instead
     Dims position(shape.dims.size(), 0);
     for (double v : values.to_doubles()) {
       std::string open, close;

@@ -1,5 +1,6 @@
 // The StableHLO printer: a Graph becomes the text of an MLIR module. Records print through EmitCtx.
-// Dead nodes are not printed. Names, types, locations and shardings are the printer's; meaning is the record's.
+// Dead nodes are not printed. The printer handles names, types, locations and shardings, the records each operation's
+// meaning.
 // Source: StableHLO specification (generic MLIR form); Shardy dialect for sdy.*.
 #pragma once
 

@@ -141,18 +141,18 @@ Tensor Graph::capture(Tensor outer) {
   check(parent_ != nullptr, Code::invalid_graph,
         "{}: a value of another graph is used here; values made inside a loop leave it only as results",
         outer.node()->op->name);
-  const Node& made = *outer.node();
+  const Node& node = *outer.node();
   // A constant or a broadcast: clone it here instead of passing a large argument to the loop.
   int64_t read = 0;
-  for (Tensor t : made.inputs) read += t.shape().bytes();
-  const bool repeated = made.op->cheap && outer.shape().bytes() > read;
+  for (Tensor t : node.inputs) read += t.shape().bytes();
+  const bool repeated = node.op->cheap && outer.shape().bytes() > read;
   Tensor from_parent = repeated ? outer : parent_->capture(outer);
   auto it = capture_of_.find(from_parent);
   if (it != capture_of_.end()) return it->second;
   if (!repeated) return capture_of_[from_parent] = add_capture(from_parent);
   std::vector<Tensor> inputs;
-  for (Tensor t : made.inputs) inputs.push_back(capture(t));
-  return capture_of_[outer] = add(*made.op, std::move(inputs), made.attributes)->out();
+  for (Tensor t : node.inputs) inputs.push_back(capture(t));
+  return capture_of_[outer] = add(*node.op, std::move(inputs), node.attributes)->out();
 }
 
 Tensor Graph::add_capture(Tensor outer) {

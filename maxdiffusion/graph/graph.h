@@ -69,7 +69,7 @@ class Node {
   const std::string* path = nullptr;  // scope path, interned by the graph
   int id = 0;
   int remat_region = 0;     // 0: none; otherwise set by autodiff/checkpoint
-  std::string name;         // given by `named(x, "attn_output")`, read by remat policies
+  std::string name;         // set by `named(x, "attn_output")`, read by remat policies
   bool backward = false;    // created by a gradient rule
   bool recomputed = false;  // a copy for the backward pass of a value that was not stored
 
@@ -111,12 +111,12 @@ class Graph {
 
   const GraphOptions& options() const { return options_; }
   Graph* parent() const { return parent_; }
-  /// Whether this is the body of a loop, or of a computation over all axes of the mesh in one.
+  /// Whether this is the body of a loop, or a computation over all mesh axes inside one.
   bool in_loop() const;
 
   /// Names are unique. Throws invalid_graph if the name exists.
   Tensor input(const std::string& name, const Shape& shape, const LogicalAxes& axes = {});
-  /// If `like` names an input, the output has its sharding and layout, as state that is updated in a loop needs.
+  /// If `like` names an input, the output has its sharding and layout, as needed for state that is updated in a loop.
   void output(const std::string& name, Tensor value, const std::string& like = "");
   /// Donates input `input` to output `output`: shapes and shardings must agree.
   void alias(const std::string& input, const std::string& output);
@@ -130,34 +130,35 @@ class Graph {
   Node* add(const OpDef& op, std::vector<Tensor> inputs, std::any attributes = {},
             std::vector<std::shared_ptr<Graph>> bodies = {});
 
-  /// For bodies: the inner value of an outer one; made on first use. Throws when `outer` is not an ancestor's.
+  /// For bodies: the inner value of an outer one; created on first use. Throws invalid_graph unless `outer` is an
+  /// ancestor's.
   Tensor capture(Tensor outer);
-  /// A new capture even of what is captured already: copies of bodies keep the order of the original's captures.
+  /// Adds a capture even if `outer` is already captured: copies of bodies keep the order of the original's captures.
   Tensor add_capture(Tensor outer);
   /// Outer values captured so far, in order, with the inner argument of each.
   const std::vector<std::pair<Tensor, Tensor>>& captures() const { return captures_; }
-  /// Removes captures whose inner value is not in `live`. For loop ops, before their node is made.
+  /// Removes captures whose inner value is not in `live`. Loop ops call it before their node is created.
   void prune_captures(const std::unordered_set<const Node*>& live);
   /// Replaces the outer side of every capture.
   void map_captures(const std::function<Tensor(Tensor)>& outer);
-  /// For bodies: an argument that the loop op fills (carry, slice, index). Not named, not an input().
+  /// For bodies: an argument that the loop op provides (carry, slice, index). Not named, not an input().
   Tensor argument(Shape shape);
   const std::vector<Tensor>& arguments() const { return arguments_; }
-  /// Chooses and orders the arguments that the loop op will fill.
+  /// Selects and orders the arguments that the loop op will provide.
   void set_arguments(std::vector<Tensor> arguments) { arguments_ = std::move(arguments); }
   /// Results of a body, set by the loop op after tracing.
   std::vector<Tensor> results;
 
-  /// Scope path given to nodes made from now on; see PathScope.
+  /// Scope path of nodes created from now on; see PathScope.
   const std::string& path() const;
   const std::string* set_path(const std::string* interned);
   const std::string* intern(std::string path);
-  /// Region given to nodes made from now on (0 = none). Returns the previous one.
+  /// Region of nodes created from now on (0 = none). Returns the previous one.
   int set_remat_region(int region);
   /// A region inside the current one.
   int new_remat_region(RematPolicy policy);
   const RematRegion& remat_region(int region) const;
-  /// Whether nodes made from now on are marked as backward. Returns the previous value.
+  /// Whether nodes created from now on are marked as backward. Returns the previous value.
   bool set_backward(bool on);
 
  private:
@@ -193,7 +194,7 @@ std::unordered_set<const Node*> live_nodes(const Graph& graph, const std::vector
 /// (OpDef::flops). Recomputation is not counted.
 double count_flops(const Graph& graph, const std::vector<Tensor>& results);
 
-/// Gives nodes made during its life a scope path ("down_blocks.1.attentions.0"). Nests.
+/// Nodes created during its lifetime get a scope path ("down_blocks.1.attentions.0"). Nests.
 class PathScope {
  public:
   PathScope(Graph& graph, std::string path);
@@ -205,7 +206,7 @@ class PathScope {
   const std::string* previous_;
 };
 
-/// Puts nodes made during its life into a new rematerialisation region of this policy. Nests.
+/// Nodes created during its lifetime are in a new rematerialisation region with this policy. Nests.
 class RematScope {
  public:
   RematScope(Graph& graph, RematPolicy policy);

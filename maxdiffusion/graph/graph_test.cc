@@ -1,4 +1,4 @@
-// The graph and its printer, with records of the test's own: names, paths, captures, donation, and what is printed.
+// Tests the graph and its printer with operations defined here: names, paths, captures, donation, printed text.
 #include "maxdiffusion/graph/graph.h"
 
 #include <gtest/gtest.h>
@@ -154,7 +154,7 @@ TEST(Graph, ABodyRepeatsConstantsInsteadOfCapturingThem) {
   Tensor y = apply(kTwin, {apply(kTwin, {arg, c}), c});
   EXPECT_TRUE(body.captures().empty());
   EXPECT_EQ(&y.node()->inputs[1].graph(), &body);
-  EXPECT_EQ(body.nodes().size(), 4u);  // the argument, one constant, two twins
+  EXPECT_EQ(body.nodes().size(), 4u);  // the argument, one constant, two equal nodes
 }
 
 TEST(Graph, ValuesOfABodyDoNotLeaveIt) {
@@ -201,7 +201,7 @@ TEST(Printer, ConstantsAreSharedWithinABlock) {
   Tensor c = apply_multi(kPair, {apply(kTwin, {b, half})})[0];
   g.output("c", apply(kTwin, {c, half}));
   std::string text = to_stablehlo(g);
-  // Two regions before the outer constant have one each; the region after it uses the outer one.
+  // Each of the two regions before the outer constant has its own; the region after it uses the outer one.
   EXPECT_EQ(count(text, "stablehlo.constant"), 3u) << text;
   EXPECT_EQ(count(text, "#1"), 1u) << text;
 }

@@ -38,8 +38,8 @@ class ForwardView {
   virtual ~ForwardView() = default;
   /// A forward value, as a value of the graph that backward nodes go to.
   virtual Tensor value(Tensor forward) = 0;
-  /// The node behind this one's values: itself, or its recomputed copy. Outputs added to it (residuals of a loop) are
-  /// accessed through `value`.
+  /// The node that computes the value in the backward graph: `forward` itself, or its recomputed copy. Outputs added to
+  /// it (residuals of a loop) are accessed through `value`.
   virtual Node& home(Node& forward) = 0;
   /// Whether a forward value is available in the backward pass without a residual: an input, a row of a loop's input.
   virtual bool at_hand(Tensor forward) = 0;
@@ -51,13 +51,13 @@ class DirectView final : public ForwardView {
   Node& home(Node& forward) override { return forward; }
   bool at_hand(Tensor forward) override;
 };
-/// The reverse sweep over the graph of `ys`, its nodes made in `into`. Given to rules of ops with bodies by autodiff,
-/// which this layer cannot include. ys, xs: forward values; dys and the result: values of `into`.
+/// The reverse sweep over the graph of `ys`; it creates nodes in `into`. autodiff passes it to gradient rules of ops
+/// with bodies, as this layer cannot include autodiff. ys, xs: forward values; dys and the result: values of `into`.
 using SweepFn = Grads (*)(const std::vector<Tensor>& ys, const Grads& dys, const std::vector<Tensor>& xs, Graph& into,
                           ForwardView& view);
 
-/// Inputs of a gradient rule. Under `checkpoint` the inputs and outputs are the recomputed ones, so rules must use
-/// in()/out() and never reach around them.
+/// Inputs of a gradient rule. Under `checkpoint` inputs and outputs are the recomputed ones, so rules must access them
+/// only through in()/out().
 class VjpCtx {
  public:
   VjpCtx(const Node& node, std::vector<Tensor> in, std::vector<Tensor> out, std::vector<Tensor> dys,
@@ -73,7 +73,7 @@ class VjpCtx {
   bool needs(int i) const { return needs_[static_cast<size_t>(i)]; }
   template <class T>
   const T& attrs() const;
-  /// For ops with bodies: where the rule's nodes go, and the sweep that runs inside a body.
+  /// For ops with bodies: the graph for the rule's nodes, and the sweep to run inside a body.
   Graph& into() const { return into_; }
   ForwardView& view() const { return view_; }
   SweepFn sweep() const { return sweep_; }
@@ -87,8 +87,8 @@ class VjpCtx {
   SweepFn sweep_;
 };
 
-/// Arguments on which the generic test in tests/ops exercises a record: it applies the op to inputs of these shapes,
-/// compares the inferred shape with the compiler's and the gradient with finite differences in f64.
+/// Arguments for the generic test in tests/ops, which applies the op to inputs of these shapes, compares the inferred
+/// shape with the compiler's, and the gradient with finite differences in f64.
 struct OpSample {
   std::vector<Shape> inputs;
   std::any attributes = {};
@@ -105,9 +105,10 @@ struct OpDef {
   std::vector<OpSample> (*samples)() = nullptr;
   /// Cheaper to recompute than to store (constants, iota, broadcast, reshape): never a residual.
   bool cheap = false;
-  /// For ops that compute nothing: the input that output `i` is. Null: outputs are values of their own.
+  /// For ops that compute nothing: index of the input that output `i` equals. Null: outputs are new values.
   size_t (*same_as)(const Node&, int i) = nullptr;
-  /// Floating-point operations of matrix products inside, a multiply-add being two. Null: none, or too few to count.
+  /// Floating-point operations of the matrix products inside; a multiply-add counts as two. Null: none, or too few to
+  /// count.
   double (*flops)(const Node&) = nullptr;
   /// A matrix product, whose attributes are DotDims (ops/dot.h): used by remat policies that save matrix products.
   bool is_dot = false;
@@ -118,8 +119,8 @@ struct OpDef {
 /// Gradient of comparisons, integer ops and the like: no cotangent for any input.
 Grads no_gradient(const VjpCtx& c);
 
-/// Adds a node to the graph of the inputs. Where inputs come from a graph and from the body of a loop traced inside
-/// it, the node goes into the innermost body and outer values are captured. Throws invalid_graph with path and shapes.
+/// Adds a node to the graph of the inputs. If some inputs are of a loop body and others of an enclosing graph, the node
+/// is added to the innermost body, which captures the outer values. Throws invalid_graph with path and shapes.
 Tensor apply(const OpDef& op, const std::vector<Tensor>& inputs, std::any attributes = {});
 std::vector<Tensor> apply_multi(const OpDef& op, const std::vector<Tensor>& inputs, std::any attributes = {});
 /// Adds a node of an op without inputs (constants, iota) to `graph`.

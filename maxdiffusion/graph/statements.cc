@@ -31,12 +31,12 @@ std::string names_of(const std::vector<Value>& values) {
 }
 
 /// "[dense<[1, 0]> : tensor<2xindex>]", one per shape.
-std::string layouts_of(const std::vector<Shape>& shapes, const std::vector<Axes>& given = {}) {
+std::string layouts_of(const std::vector<Shape>& shapes, const std::vector<Axes>& layouts = {}) {
   std::string text;
   for (size_t i = 0; i < shapes.size(); ++i) {
     Axes order;
-    for (int64_t a = shapes[i].rank(); given.empty() && a-- > 0;) order.push_back(a);
-    if (!given.empty()) order = given[i];
+    for (int64_t a = shapes[i].rank(); layouts.empty() && a-- > 0;) order.push_back(a);
+    if (!layouts.empty()) order = layouts[i];
     text += fmt::format("{}dense<[{}]> : tensor<{}xindex>", i ? ", " : "", fmt::join(order, ", "), order.size());
   }
   return "[" + text + "]";
@@ -134,7 +134,7 @@ std::vector<Value> Statements::add(std::string_view op, const std::vector<Value>
                                    const std::vector<Shape>& results, std::string_view attributes,
                                    std::string_view location, int& next_number, const std::vector<std::string>& regions,
                                    std::vector<int> used_inside) {
-  Statement s{.begin = text_.size(), .uses = std::move(used_inside), .kept = results.empty() || !regions.empty()};
+  Statement s{.begin = text_.size(), .uses = std::move(used_inside), .live = results.empty() || !regions.empty()};
   for (const Value& v : operands) s.uses.push_back(number_of(v));
   std::vector<Value> out;
   std::string names;
@@ -162,7 +162,7 @@ std::vector<Value> Statements::add_call(const CustomCall& call, const std::vecto
   Statement s{.begin = text_.size(),
               .first = next_number,
               .results = static_cast<int>(call.results.size()),
-              .kept = call.has_side_effect || call.results.empty()};
+              .live = call.has_side_effect || call.results.empty()};
   for (const Value& v : operands) s.uses.push_back(number_of(v));
   std::vector<Value> out;
   for (const Shape& shape : call.results) out.push_back({"%" + std::to_string(next_number++), shape});
@@ -186,14 +186,14 @@ std::vector<int> Statements::uses() const {
   return all;
 }
 
-/// Which statements are printed, in which order and which of them as one.
+/// Selects the statements to print, their order, and the groups printed as one.
 class Statements::Joining {
  public:
   Joining(const Statements& block, int& next_number) : b_(block), next_number_(next_number) {}
   std::string text() {
     find_live();
     group();
-    find_live();  // views that only calls of the same fused call read are not printed
+    find_live();  // omits views that only calls of the same fused call read
     std::string out;
     for (const std::vector<int>& item : order_) {
       const auto live = [&](int s) { return live_.contains(s); };
@@ -213,7 +213,7 @@ class Statements::Joining {
   const Statement& at(int s) const { return b_.all_[static_cast<size_t>(s)]; }
   const Call& call(int s) const { return b_.calls_[static_cast<size_t>(at(s).call)]; }
 
-  /// The value of the same fused call that `number` is a view of; else `number`.
+  /// If `number` is a view of a value of the reader's fused call: that value; else `number`.
   int origin(int reader, int number) const {
     const auto of_reader = run_.find(reader);
     if (of_reader == run_.end()) return number;
@@ -228,10 +228,10 @@ class Statements::Joining {
   void find_live() {
     std::unordered_set<int> used;
     live_.clear();
-    // Backwards, in the order in which they were printed: what uses a statement comes after it.
+    // In reverse order of printing, so that users are visited before the statements they use.
     for (int s = static_cast<int>(b_.all_.size()); s-- > 0;) {
       const Statement& x = at(s);
-      bool live = x.kept;
+      bool live = x.live;
       for (int i = 0; i < x.results && !live; ++i) live = used.contains(x.first + i);
       if (!live) continue;
       live_.insert(s);
@@ -239,10 +239,11 @@ class Statements::Joining {
     }
   }
 
-  /// Calls of a run: what it reads and makes is there until its end.
+  /// Largest number of calls in a run: its inputs and results stay in memory until it ends.
   static constexpr size_t kMost = 32;
 
-  /// Fills order_ and run_. One run is open at a time; what depends on it without being of it waits behind it.
+  /// Fills order_ and run_. One run is open at a time; statements that depend on it without belonging to it are printed
+  /// after it.
   void group() {
     std::vector<int> members, behind;
     std::unordered_set<int> of_run, of_behind;  // values
@@ -272,7 +273,7 @@ class Statements::Joining {
         order_.push_back({s});
       } else {
         behind.push_back(s);
-        // Calls of the run may read what a view shows.
+        // Calls of the run may read a view's operand directly.
         if (x.is_view && !waits) view_of_[x.first] = x.uses[0];
         for (int i = 0; i < x.results; ++i) (x.is_view && !waits ? of_run : of_behind).insert(x.first + i);
       }
@@ -289,19 +290,19 @@ class Statements::Joining {
   void print_run(const std::vector<int>& members, std::string& out) {
     const int size = static_cast<int>(members.size());
     const int run = run_.at(members[0]);
-    // Which values are read within the run last, and which outside of it.
+    // The last reader of each value within the run, and the values that are read outside of it.
     std::unordered_map<int, int> last_reader;
     for (int m = 0; m < size; ++m)
       for (int u : at(members[static_cast<size_t>(m)]).uses)
         last_reader[origin(members[static_cast<size_t>(m)], u)] = m;
     std::vector<Value> operands, results;
     std::unordered_map<std::string, int> operand_at;
-    std::unordered_map<int, Place> places;  // results: counted from 0 until operands are known
+    std::unordered_map<int, Place> places;  // results: index from 0 until the number of operands is known
     Turns turns;
     for (int m = 0; m < size; ++m) {
       const int s = members[static_cast<size_t>(m)];
       for (const Value& v : call(s).operands)
-        if (!made_in(run, s, v) && operand_at.emplace(v.name, operands.size()).second) operands.push_back(v);
+        if (!computed_in(run, s, v) && operand_at.emplace(v.name, operands.size()).second) operands.push_back(v);
       for (const Value& v : call(s).results) {
         const int n = number_of(v);
         if (read_outside(run, n)) {
@@ -324,17 +325,17 @@ class Statements::Joining {
         arrays.insert(arrays.end(), {p.array, p.offset, ffi_type(v.shape.dtype), v.shape.rank()});
         arrays.insert(arrays.end(), v.shape.dims.begin(), v.shape.dims.end());
       };
-      auto describe_made = [&](const Value& v, int number) {
+      auto describe_result = [&](const Value& v, int number) {
         Place p = places.at(number);
         p.array = p.array == kNone ? shared : p.array + static_cast<int>(operands.size());
         describe(v, p);
       };
       for (const Value& v : call(s).operands)
-        if (made_in(run, s, v))
-          describe_made(v, origin(s, number_of(v)));
+        if (computed_in(run, s, v))
+          describe_result(v, origin(s, number_of(v)));
         else
           describe(v, {operand_at.at(v.name)});
-      for (const Value& v : call(s).results) describe_made(v, number_of(v));
+      for (const Value& v : call(s).results) describe_result(v, number_of(v));
       joined.backend_config += fmt::format(
           "{}c{:04} = {{kernel = \"{}\", operands = {} : i64, arrays = {}, attributes = {{{}}}}}", m ? ", " : "", m,
           call(s).call.target, call(s).operands.size(), mlir_array(arrays), call(s).call.backend_config);
@@ -343,35 +344,36 @@ class Statements::Joining {
            call(members[0]).location);
   }
 
-  /// Scratch memory: each value has its bytes from the call that computes it to the last that reads it.
+  /// Allocation of scratch memory: a value occupies its bytes from the call that computes it to the last one that reads
+  /// it.
   class Turns {
    public:
     int64_t take(int64_t bytes, int first, int last) {
       constexpr int64_t kLine = 64;
       bytes = (bytes + kLine - 1) / kLine * kLine;
-      std::erase_if(taken_, [&](const Taken& t) { return t.last < first; });
-      std::ranges::sort(taken_, {}, &Taken::offset);
+      std::erase_if(allocated_, [&](const Allocation& t) { return t.last < first; });
+      std::ranges::sort(allocated_, {}, &Allocation::offset);
       int64_t offset = 0;
-      for (const Taken& t : taken_) {
+      for (const Allocation& t : allocated_) {
         if (t.offset - offset >= bytes) break;
         offset = std::max(offset, t.offset + t.bytes);
       }
-      taken_.push_back({offset, bytes, last});
+      allocated_.push_back({offset, bytes, last});
       all_ = std::max(all_, offset + bytes);
       return offset;
     }
     int64_t bytes() const { return all_; }
 
    private:
-    struct Taken {
+    struct Allocation {
       int64_t offset, bytes;
       int last;
     };
-    std::vector<Taken> taken_;
+    std::vector<Allocation> allocated_;
     int64_t all_ = 0;
   };
 
-  bool made_in(int run, int reader, const Value& v) const {
+  bool computed_in(int run, int reader, const Value& v) const {
     const auto maker = maker_.find(origin(reader, number_of(v)));
     if (maker == maker_.end()) return false;
     const auto of_maker = run_.find(maker->second);
@@ -381,8 +383,8 @@ class Statements::Joining {
   bool read_outside(int run, int number) {
     if (readers_.empty())
       for (int s : live_) {
-        const auto own = run_.find(s);
-        for (int u : at(s).uses) readers_[origin(s, u)].insert(own == run_.end() ? kNone : own->second);
+        const auto run_of_s = run_.find(s);
+        for (int u : at(s).uses) readers_[origin(s, u)].insert(run_of_s == run_.end() ? kNone : run_of_s->second);
       }
     const auto found = readers_.find(number);
     return found != readers_.end() && std::ranges::any_of(found->second, [&](int reader) { return reader != run; });
@@ -395,7 +397,7 @@ class Statements::Joining {
   std::unordered_map<int, int> run_;                          // statement → its run
   std::unordered_map<int, int> maker_;                        // value → statement
   std::unordered_map<int, int> view_of_;                      // value → value
-  std::unordered_map<int, std::unordered_set<int>> readers_;  // value → runs; kNone: a statement of none
+  std::unordered_map<int, std::unordered_set<int>> readers_;  // value → runs that read it; kNone: other statements
 };
 
 std::string Statements::text(int& next_number) const {

@@ -1,4 +1,4 @@
-// Tensor: a cheap value naming one output of one node. Widely included, so it stays small.
+// Tensor: a cheap value that names one output of one node. Widely included, so it stays small.
 #pragma once
 
 #include "maxdiffusion/base/shape.h"
@@ -8,8 +8,8 @@ namespace md {
 class Graph;
 class Node;
 
-/// An empty Tensor (default) means "absent"; as a cotangent it means zero and costs nothing.
-/// Valid as long as its Graph lives.
+/// An empty Tensor (default) means "absent"; as a cotangent it means zero and costs nothing. Valid while its Graph
+/// exists.
 class Tensor {
  public:
   Tensor() = default;

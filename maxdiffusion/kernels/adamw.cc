@@ -1,10 +1,9 @@
 // AdamW and moving averages on the CPU, many parameters per call. XLA spends about 20 ms of compilation on every
-// parameter's update and norm, a third of a UNet's whole compile time; here the number of parameters costs nothing.
-// Source: Loshchilov and Hutter 2019.
+// parameter's update and norm, a third of a UNet's whole compile time; here compile time does not grow with the number
+// of parameters. Source: Loshchilov and Hutter 2019.
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numeric>
 #include <vector>
 
@@ -12,7 +11,7 @@
 #include "maxdiffusion/kernels/arrays.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/parallel.h"
-#include "maxdiffusion/kernels/vector_math.h"
+#include "maxdiffusion/kernels/update.h"
 
 namespace md {
 namespace {
@@ -20,14 +19,10 @@ namespace {
 struct Options {
   float b1, b2, eps, weight_decay, max_value;
 };
-/// Of this update; `scale` clips the global norm, `keep` is what averages keep of themselves.
+/// Scalars of this update; `scale` clips the global norm.
 struct Scalars {
-  float lr, correction1, correction2, scale, keep;
+  float lr, correction1, correction2, scale;
 };
-
-inline float limited(float g, float max_value) { return std::min(std::max(g, -max_value), max_value); }
-/// What `limited` leaves as it is, too.
-constexpr float kNoLimit = std::numeric_limits<float>::infinity();
 
 /// Sum of squares in separate lanes, so that vectorization does not reorder a sum.
 MD_VECTORIZED double sum_of_squares(const float* g, int64_t n, float max_value) {
@@ -49,7 +44,7 @@ MD_VECTORIZED double sum_of_squares(const float* g, int64_t n, float max_value) 
   return sum;
 }
 
-/// In place: p, m and v are read and written.
+/// Updates p, m and v in place.
 MD_VECTORIZED void update(const Options& o, const Scalars& s, const float* __restrict g, float* __restrict p,
                           float* __restrict m, float* __restrict v, int64_t n) {
   const float b1 = o.b1, b2 = o.b2, new1 = 1 - o.b1, new2 = 1 - o.b2, by1 = 1 / s.correction1, by2 = 1 / s.correction2,
@@ -67,12 +62,7 @@ MD_VECTORIZED void update(const Options& o, const Scalars& s, const float* __res
   }
 }
 
-MD_VECTORIZED void average(float keep, const float* __restrict p, float* __restrict averages, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) averages[i] = p[i] + (averages[i] - p[i]) * keep;
-}
-
-/// Partial sums are added in order, so that the result does not depend on which thread did what.
+/// Partial sums are added in order, so that the result does not depend on the assignment to threads.
 double total_of_squares(ffi::ThreadPool& pool, const Arrays& arrays, float max_value) {
   const auto chunks = chunks_of(arrays.sizes);
   std::vector<double> sums(chunks.size());
@@ -96,40 +86,19 @@ ffi::Error sum_of_squares_kernel(ffi::ThreadPool pool, ffi::RemainingArgs args, 
   return ffi::Error::Success();
 }
 
-void update_all(ffi::ThreadPool& pool, const Options& o, const Scalars& s, const std::vector<Arrays>& lists) {
-  const auto chunks = chunks_of(lists[0].sizes);
-  parallel_for(pool, static_cast<int64_t>(chunks.size()), [&](int64_t i) {
-    const Chunk& chunk = chunks[static_cast<size_t>(i)];
-    constexpr int64_t kInCache = 1 << 13;  // of the first level, when the average reads what was just written
-    for (int64_t at = 0; at < chunk.size; at += kInCache) {
-      const int64_t n = std::min(kInCache, chunk.size - at);
-      auto part = [&](size_t list) { return static_cast<float*>(lists[list].data[chunk.array]) + chunk.start + at; };
-      update(o, s, part(0), part(1), part(2), part(3), n);
-      if (lists.size() > 4) average(s.keep, part(1), part(4), n);
-    }
-  });
-}
-
 ffi::Error adamw_kernel(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rates, ffi::RemainingArgs args,
                         ffi::RemainingRets rets, double b1, double b2, double eps, double weight_decay,
                         double max_value, int64_t averages) {
   Span span("adamw");
-  const size_t count = averages != 0 ? 5 : 4, n = args.size() / count;
-  if (args.size() != count * n || rets.size() != (count - 1) * n)
-    return ffi::Error::InvalidArgument("md_adamw: operands are not lists of one length, results all but the first");
-  std::vector<Arrays> lists;  // gradients, parameters, first, second moments, averages
-  for (size_t list = 0; list < count; ++list) {
-    auto arrays = arrays_of(args, list * n, n);
-    if (arrays.has_error()) return arrays.error();
-    if (list > 0)
-      if (auto error = move_to_results(*arrays, rets, (list - 1) * n); error.failure()) return error;
-    lists.push_back(*arrays);
-  }
+  auto lists = lists_of(args, rets, averages != 0 ? 5 : 4);  // gradients, parameters, moments, averages
+  if (lists.has_error()) return lists.error();
   const Options o{static_cast<float>(b1), static_cast<float>(b2), static_cast<float>(eps),
-                  static_cast<float>(weight_decay), max_value > 0 ? static_cast<float>(max_value) : kNoLimit};
+                  static_cast<float>(weight_decay), limit_of(max_value)};
   const float* r = rates.typed_data();
   if (r[4] == 0) return ffi::Error::Success();
-  update_all(pool, o, Scalars{r[0], r[1], r[2], r[3], r[5]}, lists);
+  const Scalars s{r[0], r[1], r[2], r[3]};
+  update_all(pool, *lists, 4, r[5],
+             [&](const auto& part, int64_t n) { update(o, s, part(0), part(1), part(2), part(3), n); });
   return ffi::Error::Success();
 }
 

@@ -1,5 +1,5 @@
-// Sums of two arrays on the CPU: residual connections, cotangents that meet, and biases. XLA has no loops in bf16: it
-// widens, adds and rounds, and what another of its loops reads as well it also writes in f32.
+// Sums of two arrays on the CPU: residual connections, sums of cotangents, and biases. XLA has no bf16 loops: it
+// widens, adds and rounds, and also writes the f32 values if another loop reads them.
 
 #include <algorithm>
 
@@ -18,7 +18,7 @@ MD_VECTORIZED void add(const T* a, const U* b, int64_t n, T* y) {
   for (int64_t i = 0; i < n; ++i) store(y[i], load(a[i]) + load(b[i]));
 }
 
-/// Rows of `a`, `width` long, to each of which a row of b is added: the same one to `rows_per_b` of them.
+/// y = a + b. Rows have `width` elements; each row of b is added to `rows_per_b` consecutive rows of a.
 template <class T, class U>
 void add_all(ffi::ThreadPool& pool, const T* a, int64_t rows, int64_t width, const U* b, int64_t rows_per_b, T* y) {
   const int64_t most = std::max<int64_t>((int64_t{1} << 16) / width, 1);
@@ -37,11 +37,11 @@ ffi::Error add_kernel(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, 
       (!alike && (size_of_b % width != 0 || size % size_of_b != 0)))
     return ffi::Error::InvalidArgument("md_add: b does not fit to the rows of a, or y is not like a");
   bool known = true;
-  auto with = [&](auto* from, auto* more) {
+  auto with = [&](auto* from, auto* addend) {
     auto* to = static_cast<std::remove_const_t<std::remove_pointer_t<decltype(from)>>*>(y->untyped_data());
     const int64_t rows = size / width, rest = size % width;
-    add_all(pool, from, rows, width, more, alike ? 1 : size / size_of_b, to);
-    if (rest > 0) add(from + rows * width, more + rows * width, rest, to + rows * width);
+    add_all(pool, from, rows, width, addend, alike ? 1 : size / size_of_b, to);
+    if (rest > 0) add(from + rows * width, addend + rows * width, rest, to + rows * width);
   };
   auto with_b = [&](auto* from) {
     if (b.element_type() == ffi::F32)

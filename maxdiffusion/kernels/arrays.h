@@ -25,7 +25,7 @@ struct Chunk {
   int64_t start, size;
 };
 
-/// A quarter of a second-level cache per array and chunk.
+/// Splits arrays into chunks; one array's part of a chunk is a quarter of a second-level cache.
 inline std::vector<Chunk> chunks_of(const std::vector<int64_t>& sizes) {
   constexpr int64_t kChunk = 1 << 16;  // elements
   std::vector<Chunk> chunks;

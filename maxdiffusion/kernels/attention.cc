@@ -1,5 +1,5 @@
-// Attention on the CPU, block of logits by block, so that they stay in the cache; of q, k and v one head at a time is
-// copied. XLA's own code transposes them and writes all logits. Source: Dao 2023 (FlashAttention-2).
+// Attention on the CPU in blocks of logits that stay in the cache. q, k and v are copied one head at a time. XLA's own
+// code transposes them and writes all logits. Source: Dao 2023 (FlashAttention-2).
 
 #include <algorithm>
 #include <atomic>
@@ -21,25 +21,25 @@
 namespace md {
 namespace {
 
-/// Loops over logits use whole vectors: the padding is −∞, whose exponential is 0.
+/// Loops over logits use whole vectors: padding is −∞, whose exponential is 0.
 constexpr int64_t kVector = 16;
-/// Rows of keys per block at most, and of queries by the type of the products' operands E: the logits stay in the
-/// second-level cache, and oneDNN's products of such sizes are fastest.
+/// Largest number of keys per block, and of queries for the products' operand type E: the logits fit in the
+/// second-level cache, and oneDNN is fastest for products of these sizes.
 constexpr int64_t kKeys = 128;
 template <class E>
 constexpr int64_t kQueries = std::is_same_v<E, float> ? 128 : 256;
-/// Number of chunks of a gradient, if the keys are long enough.
+/// Number of chunks of a head's gradient, if there are enough keys.
 constexpr int64_t kChunks = 8;
 
 struct Problem {
   int64_t batch, heads, lq, lk, d;
   float scale;
   bool causal;
-  const int32_t* lengths;                       // of the keys of each sample; null: all keys are seen
+  const int32_t* lengths;                       // number of keys of each sample; null: all keys are attended to
   int64_t stride() const { return heads * d; }  // from one row of a head to the next
 };
 
-/// [0, length) in blocks about equal, of at most `most`.
+/// Splits [0, length) into blocks of about equal size, at most `most`.
 struct Blocks {
   Blocks(int64_t n, int64_t most)
       : length(n), count((n + most - 1) / most), size(round_up((n + count - 1) / count, kVector)) {}
@@ -56,7 +56,7 @@ struct Rows {
   Rows from(int64_t row) const { return {data + row * stride, stride}; }
 };
 
-/// `n` rows of a head in f32: where they are, or widened.
+/// `n` rows of a head as f32: in place, or widened copies.
 inline Rows<float> floats_of(const Problem& p, const float* head, int64_t first, int64_t, Scratch&) {
   return {head + first * p.stride(), p.stride()};
 }
@@ -66,8 +66,8 @@ inline Rows<float> floats_of(const Problem& p, const uint16_t* head, int64_t fir
   return {to, p.d};
 }
 
-/// All rows of a head as operands of products, dense: lines far apart share places in the cache and make products
-/// slower. Copies have zeros after the last row, up to whole vectors of keys.
+/// All rows of a head as dense operands of products: rows that are far apart map to the same cache sets and slow
+/// products down. Copies have zeros after the last row, up to whole vectors of keys.
 template <class E, class T>
 Rows<E> head_rows(const Problem& p, const T* head, int64_t length, Scratch& scratch) {
   if constexpr (std::is_same_v<T, float>)
@@ -82,7 +82,7 @@ Rows<E> head_rows(const Problem& p, const T* head, int64_t length, Scratch& scra
   return {to, p.d};
 }
 
-/// Keys of a block in products: in dense ones of bf16, zeros up to whole vectors.
+/// Number of keys of a block in products; dense bf16 operands are zero-padded to whole vectors.
 template <class E>
 int64_t keys_in_products(int64_t cols) {
   return std::is_same_v<E, float> ? cols : round_up(cols, kVector);
@@ -112,17 +112,18 @@ T* head_of(const Problem& p, T* x, int64_t length, int64_t b, int64_t h) {
   return x + (b * length * p.heads + h) * p.d;
 }
 
-/// Products of one thread; whether any failed.
+/// Matrix products of one thread; remembers whether any failed.
 class Products {
  public:
-  /// c = alpha·a·b + beta·c, beta 0 or 1; a [m, k], b [k, n], either of them transposed in memory ('T').
+  /// c = alpha·a·b + beta·c with beta 0 or 1. a [m, k], b [k, n]; `order`: 'T' for an operand that is transposed in
+  /// memory.
   void operator()(const char* order, int64_t m, int64_t n, int64_t k, float alpha, Rows<float> a, Rows<float> b,
                   float beta, float* c, int64_t stride) {
     if (dnnl_sgemm(order[0], order[1], m, n, k, alpha, a.data, a.stride, b.data, b.stride, beta, c, stride) !=
         dnnl_success)
       failed_ = true;
   }
-  /// All dense.
+  /// Like the above, for dense arrays.
   void operator()(const char* order, int64_t m, int64_t n, int64_t k, float alpha, Rows<uint16_t> a, Rows<uint16_t> b,
                   float beta, float* c, int64_t) {
     if (!multiply({.m = m,
@@ -144,16 +145,16 @@ class Products {
 };
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
-/// How many of the `cols` keys from `first_key` on a query of sample b may see.
+/// How many of `cols` keys from `first_key` on a query of sample b may attend to.
 inline int64_t visible(const Problem& p, int64_t b, int64_t query, int64_t first_key, int64_t cols) {
   const int64_t n = p.causal ? std::clamp<int64_t>(query + 1 - first_key, 0, cols) : cols;
   return p.lengths ? std::min(n, std::clamp<int64_t>(p.lengths[b] - first_key, 0, cols)) : n;
 }
-/// What the logarithm of an empty sum is taken for.
+/// Stand-in for the logarithm of an empty sum.
 constexpr float kNothing = -1e30f;
 
-/// Running softmax: logits s [rows, cols] in lines of whole vectors become exp(s − max); what was summed under an older
-/// max, `sum` and y [rows, d], is scaled.
+/// Running softmax: logits s [rows, cols], in rows of whole vectors, become exp(s − max). If the maximum changes,
+/// rescales earlier sums: `sum` and y [rows, d].
 template <class E>
 MD_VECTORIZED void exp_of_logits(const Problem& p, int64_t b, int64_t first_query, int64_t first_key, int64_t rows,
                                  int64_t cols, float* s, float* max, float* sum, float* y) {
@@ -190,13 +191,13 @@ MD_VECTORIZED void divide_rows(int64_t rows, int64_t d, const float* sum, float*
   }
 }
 
-/// T: of the arrays; E: of the products' operands. A chunk is a head, or a run of its queries, for as many chunks as
-/// keep the threads busy: each makes its own copies of keys and values.
+/// T: type of the arrays; E: type of the products' operands. A chunk is a head, or part of its queries if there are
+/// fewer heads than threads; then each chunk makes its own copies of keys and values.
 template <class T, class E>
 ffi::Error attention(ffi::ThreadPool& pool, const Problem& p, const T* q, const T* k, const T* v, T* y, float* lse) {
   const Blocks queries(p.lq, kQueries<E>), keys(p.lk, kKeys);
-  const int64_t heads = p.batch * p.heads, wanted = 4 * std::max<int64_t>(pool.num_threads(), 1);
-  const int64_t runs = std::min((wanted + heads - 1) / heads, queries.count);
+  const int64_t heads = p.batch * p.heads, target_runs = 4 * std::max<int64_t>(pool.num_threads(), 1);
+  const int64_t runs = std::min((target_runs + heads - 1) / heads, queries.count);
   Products products;
   parallel_for(pool, heads * runs, [&](int64_t i) {
     thread_local Scratch of_q, of_k, of_v, of_s, of_p, of_y, of_rows;
@@ -246,7 +247,7 @@ MD_VECTORIZED void row_products(Rows<float> dy, Rows<float> y, int64_t rows, int
   }
 }
 
-/// Logits s become probabilities; their cotangents dp become those of the logits.
+/// Logits s become probabilities; cotangents dp of the probabilities become those of the logits.
 template <class E>
 MD_VECTORIZED void logit_gradients(const Problem& p, int64_t b, int64_t first_query, int64_t first_key, int64_t rows,
                                    int64_t cols, const float* lse, const float* delta, float* s, float* dp) {
@@ -274,8 +275,9 @@ struct Gradient {
   T *dq, *dk, *dv;
 };
 
-/// A chunk is a head, or a run of its keys where heads are few: then it has a separate dq, and those are summed in
-/// order. The number of chunks depends only on the shapes, so the result does not depend on the threads.
+/// A chunk is a head, or part of its keys if there are few heads; then each chunk has a separate dq, and these are
+/// summed in order. The number of chunks depends only on the shapes, so the result does not depend on the number of
+/// threads.
 template <class T, class E>
 ffi::Error attention_grad(ffi::ThreadPool& pool, const Problem& p, const Gradient<T>& g) {
   const Blocks queries(p.lq, kQueries<E>), keys(p.lk, kKeys);
@@ -338,26 +340,26 @@ ffi::Error attention_grad(ffi::ThreadPool& pool, const Problem& p, const Gradien
   return products.result();
 }
 
-/// `more`: lengths s32 [B], or nothing.
-ffi::ErrorOr<Problem> problem(ffi::AnyBuffer q, ffi::AnyBuffer k, const ffi::RemainingArgs& more, double scale,
-                              bool causal) {
+/// `optional_inputs`: lengths s32 [B], or none.
+ffi::ErrorOr<Problem> problem(ffi::AnyBuffer q, ffi::AnyBuffer k, const ffi::RemainingArgs& optional_inputs,
+                              double scale, bool causal) {
   const auto a = q.dimensions(), b = k.dimensions();
   const auto type = q.element_type();
   if (a.size() != 4 || b.size() != 4 || a[0] != b[0] || a[2] != b[2] || a[3] != b[3] || type != k.element_type() ||
       (type != ffi::F32 && type != ffi::BF16))
     return ffi::Unexpected(ffi::Error::InvalidArgument("attention: q and k are not [B, L, H, D] of f32 or bf16"));
   const int32_t* lengths = nullptr;
-  if (more.size() > 0) {
-    const auto given = more.get<ffi::Buffer<ffi::S32>>(0);
-    if (given.has_error()) return ffi::Unexpected(given.error());
-    if (given->dimensions().size() != 1 || given->dimensions()[0] != a[0])
+  if (!optional_inputs.empty()) {
+    const auto lengths_input = optional_inputs.get<ffi::Buffer<ffi::S32>>(0);
+    if (lengths_input.has_error()) return ffi::Unexpected(lengths_input.error());
+    if (lengths_input->dimensions().size() != 1 || lengths_input->dimensions()[0] != a[0])
       return ffi::Unexpected(ffi::Error::InvalidArgument("attention: lengths are not s32 [B]"));
-    lengths = given->typed_data();
+    lengths = lengths_input->typed_data();
   }
   return Problem{a[0], a[2], a[1], b[1], a[3], static_cast<float>(scale), causal, lengths};
 }
 
-/// f of null pointers to the types of the arrays and of the products' operands.
+/// Calls f with null pointers to the element types of the arrays and of the products' operands.
 template <class F>
 ffi::Error with_types(bool bf16, bool in_bf16, const F& f) {
   float* wide = nullptr;
@@ -367,10 +369,10 @@ ffi::Error with_types(bool bf16, bool in_bf16, const F& f) {
 }
 
 ffi::Error attention_kernel(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
-                            ffi::RemainingArgs more, ffi::Result<ffi::AnyBuffer> y, ffi::ResultBuffer<ffi::F32> lse,
-                            double scale, bool causal, bool in_bf16) {
+                            ffi::RemainingArgs optional_inputs, ffi::Result<ffi::AnyBuffer> y,
+                            ffi::ResultBuffer<ffi::F32> lse, double scale, bool causal, bool in_bf16) {
   Span span("attention");
-  const auto p = problem(q, k, more, scale, causal);
+  const auto p = problem(q, k, optional_inputs, scale, causal);
   if (p.has_error()) return p.error();
   auto of = [&]<class T, class E>(T*, E*) {
     auto at = [](auto& x) { return static_cast<T*>(x.untyped_data()); };
@@ -381,11 +383,11 @@ ffi::Error attention_kernel(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuff
 
 ffi::Error attention_grad_kernel(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer k, ffi::AnyBuffer v,
                                  ffi::AnyBuffer y, ffi::Buffer<ffi::F32> lse, ffi::AnyBuffer dy,
-                                 ffi::RemainingArgs more, ffi::Result<ffi::AnyBuffer> dq,
+                                 ffi::RemainingArgs optional_inputs, ffi::Result<ffi::AnyBuffer> dq,
                                  ffi::Result<ffi::AnyBuffer> dk, ffi::Result<ffi::AnyBuffer> dv, double scale,
                                  bool causal, bool in_bf16) {
   Span span("attention gradient");
-  const auto p = problem(q, k, more, scale, causal);
+  const auto p = problem(q, k, optional_inputs, scale, causal);
   if (p.has_error()) return p.error();
   auto of = [&]<class T, class E>(T*, E*) {
     auto at = [](auto& x) { return static_cast<T*>(x.untyped_data()); };

@@ -33,11 +33,11 @@ Code compile(const Bf16Product& p) {
   return {dnnl::matmul(d), a, b, bias, c, d.scratchpad_desc()};
 }
 
-/// The code with a thread's own descriptions of where its arrays are: making those anew costs a fifth of a small
+/// Compiled code with a thread's own memory objects for its arrays: creating these again costs a fifth of a small
 /// product.
 struct Call {
-  explicit Call(const Code& made)
-      : code(&made), a(made.a), b(made.b), bias(made.bias), c(made.c), scratch(made.scratch) {}
+  explicit Call(const Code& compiled)
+      : code(&compiled), a(compiled.a), b(compiled.b), bias(compiled.bias), c(compiled.c), scratch(compiled.scratch) {}
   struct At {
     explicit At(const memory::desc& d) : array(d, onednn_engine(), nullptr) {}
     dnnl_exec_arg_t operator()(int what, const void* data) {

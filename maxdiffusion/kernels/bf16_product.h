@@ -6,7 +6,7 @@
 
 namespace md {
 
-/// c = alpha·a·b + bias, or added to c. All that the compiled code depends on.
+/// c = alpha·a·b + bias, or c += …: everything that the compiled code depends on.
 struct Bf16Product {
   int64_t m, n, k;
   bool a_transposed = false, b_transposed = false;  // in memory: a [k, m], b [n, k]
@@ -16,8 +16,8 @@ struct Bf16Product {
   auto operator<=>(const Bf16Product&) const = default;
 };
 
-/// a [m, k], b [k, n], bias f32 [n] (null without one), c [m, n], all dense: oneDNN is much slower for other strides.
-/// Runs on the calling thread. False if oneDNN fails.
+/// a [m, k], b [k, n], bias f32 [n] (null unless `bias`), c [m, n], all dense: oneDNN is much slower for other strides.
+/// Runs on the calling thread. Returns false if oneDNN fails.
 bool multiply(const Bf16Product& p, const uint16_t* a, const uint16_t* b, const float* bias, void* c) noexcept;
 
 }  // namespace md

@@ -1,4 +1,4 @@
-// Sums over the rows of an array on the CPU: gradients of biases. XLA makes a window reduction and a loop of each.
+// Sums over the rows of an array on the CPU: gradients of biases. XLA compiles each to a window reduction and a loop.
 
 #include <algorithm>
 #include <vector>
@@ -12,7 +12,7 @@
 namespace md {
 namespace {
 
-constexpr int64_t kRows = 128;  // of a chunk, which is summed in float
+constexpr int64_t kRows = 128;  // per chunk, which is summed in float
 
 template <class T>
 MD_VECTORIZED void add_rows(const T* x, int64_t rows, int64_t width, float* sums) {

@@ -1,4 +1,4 @@
-// Arrays behind each other along an axis on the CPU. XLA concatenates no bf16: it widens and rounds what it copies.
+// Concatenation along an axis on the CPU. XLA does not concatenate bf16: it widens and rounds the copied values.
 
 #include <algorithm>
 #include <cstring>
@@ -17,12 +17,12 @@ ffi::Error concatenate_kernel(ffi::ThreadPool pool, ffi::RemainingArgs xs, ffi::
   const auto dims = y->dimensions();
   if (axis < 0 || axis >= static_cast<int64_t>(dims.size()))
     return ffi::Error::InvalidArgument("md_concatenate: the result has no such axis");
-  // y is rows, each of which is a row of every operand, one behind the other.
+  // y consists of rows, each the concatenation of a row of every operand.
   int64_t rows = 1;
   for (int64_t i = 0; i < axis; ++i) rows *= dims[static_cast<size_t>(i)];
   struct Source {
     const char* data;
-    size_t row;  // bytes
+    size_t row;  // size of a row in bytes
   };
   std::vector<Source> sources;
   size_t row = 0;

@@ -1,9 +1,9 @@
-// Convolution in two and three dimensions and its gradients on the CPU, through oneDNN: channels last, weights as
-// PyTorch keeps them. Each oneDNN call uses one thread; work is split over the plugin's threads by images (videos), or
-// by frames, or by rows of images (of all frames), where there are fewer images than threads. Windows of several pixels
-// read and write copies in blocks of channels: without AVX-512 oneDNN's loops over channels-last arrays are two to six
-// times as slow where rows are long, and the copies cost 1 to 2 %; with it, see plain_layouts(). Where bf16 is
-// multiplied as f32, each part of it is widened and rounded by itself.
+// Convolution in two and three dimensions and its gradients on the CPU, through oneDNN. Arrays are channels last,
+// weights in PyTorch's layout. Each oneDNN call uses one thread; work is divided among the plugin's threads by images
+// (videos), or if these are fewer than threads by frames, or by rows of images (of all frames). For windows of several
+// pixels, arrays are copied to and from layouts with blocks of channels: without AVX-512, oneDNN's loops over
+// channels-last arrays with long rows are two to six times slower, and the copies cost 1 to 2 %; with AVX-512 see
+// plain_layouts(). If bf16 is multiplied as f32, each part is widened and rounded separately.
 
 #include <algorithm>
 #include <limits>
@@ -33,11 +33,11 @@ struct Problem {
   Kind kind;
   int64_t batch, depth, height, width, in, out, kernel_d, kernel_h, kernel_w, stride_d, stride_h, stride_w;
   int64_t front, back, top, bottom, left, right;
-  // Rows in memory from one frame to the next, of which these are some; 0 where images have one frame.
+  // Rows in memory from one frame to the next, if this problem has only some of them; 0 for images of one frame.
   int64_t x_rows = 0, y_rows = 0;
-  bool bf16 = false;     // x, w and y, but not a gradient of w
-  bool widened = false;  // x and y are bf16, but multiplied in copies of f32; w is f32
-  bool wide_w = false;   // w is f32 whatever the others are: it is rounded when reordered
+  bool bf16 = false;     // x, w and y are bf16; a gradient of w is f32
+  bool widened = false;  // x and y are bf16 and multiplied as f32 copies; w is f32
+  bool wide_w = false;   // w is f32 in any case and rounded when reordered
   auto operator<=>(const Problem&) const = default;
   bool flat() const { return depth * kernel_d == 1; }  // two dimensions
   int64_t out_depth() const { return (depth + front + back - kernel_d) / stride_d + 1; }
@@ -55,21 +55,21 @@ struct Problem {
   int64_t image() const { return x_image() + y_image(); }
 };
 
-/// Floats of x and y that one call of oneDNN should copy at most.
+/// Target size of one oneDNN call's copies of x and y, in floats.
 constexpr int64_t kCopied = 1 << 23;
 
 /// A part of a problem: some images, some frames of one, or some rows in all frames of one.
 struct Part {
   Problem problem;
   int64_t image, x_row, y_row;  // where it starts
-  int64_t keep_from, keep_to;   // rows of x that an input gradient is responsible for; the others are a neighbour's
+  int64_t keep_from, keep_to;   // rows of x that this part of an input gradient computes; the others are a neighbour's
   int64_t x_frame = 0, y_frame = 0;  // where it starts
-  /// In elements of the whole problem's arrays.
+  /// Offsets in elements of the whole problem's arrays.
   int64_t x_at(const Problem& p) const { return image * p.x_image() + (x_frame * p.height + x_row) * p.x_row(); }
   int64_t y_at(const Problem& p) const { return image * p.y_image() + (y_frame * p.out_height() + y_row) * p.y_row(); }
 };
 
-/// Output frames [first, last) of one image, with the input frames that they see.
+/// Output frames [first, last) of one image, with the input frames that they depend on.
 Part frames(const Problem& p, int64_t image, int64_t first, int64_t last) {
   const int64_t from = first * p.stride_d - p.front, to = (last - 1) * p.stride_d - p.front + p.kernel_d;
   const int64_t begin = std::clamp<int64_t>(from, 0, p.depth), end = std::clamp<int64_t>(to, begin, p.depth);
@@ -81,7 +81,7 @@ Part frames(const Problem& p, int64_t image, int64_t first, int64_t last) {
   return part;
 }
 
-/// Output rows [first, last) of one image, with the input rows that they see.
+/// Output rows [first, last) of one image, with the input rows that they depend on.
 Part rows(const Problem& p, int64_t image, int64_t first, int64_t last) {
   const int64_t from = first * p.stride_h - p.top, to = (last - 1) * p.stride_h - p.top + p.kernel_h;
   const int64_t begin = std::clamp<int64_t>(from, 0, p.height), end = std::clamp<int64_t>(to, begin, p.height);
@@ -93,22 +93,22 @@ Part rows(const Problem& p, int64_t image, int64_t first, int64_t last) {
   return part;
 }
 
-/// Input rows [first, last) of one image, with the output rows that see them.
+/// Input rows [first, last) of one image, with the output rows that depend on them.
 Part rows_of_input(const Problem& p, int64_t image, int64_t first, int64_t last) {
   const int64_t end = std::min((last - 1 + p.top) / p.stride_h + 1, p.out_height());
   const int64_t begin = std::max<int64_t>(first + p.top - p.kernel_h + p.stride_h, 0) / p.stride_h;
   Part part = rows(p, image, std::min(begin, end - 1), end);
   part.keep_from = first;
   part.keep_to = last;
-  if (!p.flat()) part.problem.x_rows = part.problem.height;  // in separate memory
+  if (!p.flat()) part.problem.x_rows = part.problem.height;  // copied to separate memory
   return part;
 }
 
-/// As many parts as threads, or a multiple of that where they would be larger than `most` floats and can be divided.
+/// As many parts as threads, or a multiple if parts would be larger than `most` floats and can be divided.
 std::vector<Part> split(const Problem& p, int64_t threads, int64_t most) {
   std::vector<Part> parts;
-  const int64_t wanted = (p.batch * p.image() - 1) / most + 1;
-  const int64_t count = (std::max(wanted, threads) + threads - 1) / threads * threads;
+  const int64_t needed = (p.batch * p.image() - 1) / most + 1;
+  const int64_t count = (std::max(needed, threads) + threads - 1) / threads * threads;
   if (p.batch >= count) {
     for (int64_t i = 0; i < count; ++i) {
       const int64_t from = p.batch * i / count, to = p.batch * (i + 1) / count;
@@ -136,24 +136,24 @@ std::vector<Part> split(const Problem& p, int64_t threads, int64_t most) {
 
 dnnl::engine& engine() { return onednn_engine(); }
 
-/// Compiled code of a problem, with its own array layouts.
+/// Compiled code of a problem, with the array layouts that it uses.
 struct Code {
   struct Operand {
-    memory::desc plain, own;
-    dnnl::reorder reorder;  // the way the operand goes: results to the plain layout, others from it
-    bool same() const { return plain == own; }
+    memory::desc plain, packed;
+    dnnl::reorder reorder;  // direction of the copy: results to the plain layout, inputs from it
+    bool same() const { return plain == packed; }
   };
   dnnl::primitive run;
   Operand x, w, y;
   memory::desc scratch;
-  int64_t channels;  // output channels of w per reorder
+  int64_t channels;  // number of w's output channels per reorder
 };
 
-Code::Operand operand(const memory::desc& plain, const memory::desc& own, bool result) {
-  return {plain, own, dnnl::reorder({engine(), result ? own : plain, engine(), result ? plain : own})};
+Code::Operand operand(const memory::desc& plain, const memory::desc& packed, bool result) {
+  return {plain, packed, dnnl::reorder({engine(), result ? packed : plain, engine(), result ? plain : packed})};
 }
 
-/// Output channels [first, first + n) of weights; empty where blocks of their layout hold others as well.
+/// Output channels [first, first + n) of weights; empty if blocks of their layout also contain other channels.
 memory::desc channels(const memory::desc& w, int64_t first, int64_t n) {
   memory::dims dims = w.dims(), from(dims.size());
   dims[0] = n;
@@ -161,10 +161,10 @@ memory::desc channels(const memory::desc& w, int64_t first, int64_t n) {
   return w.submemory_desc(dims, from, true);
 }
 
-/// Whether windows of several pixels work on the arrays as they are. With AVX-512 loops over channels-last arrays are
-/// as fast as those over blocks, and the copies would cost up to 17 % where channels are few (measured on one thread,
-/// GFLOP/s with the copies and without: 3×3, 64 channels, 64×64 pixels 159 and 175; 128 channels, 256×256 pixels 138
-/// and 167, weight gradient 104 and 130; 384 channels, 3×3×3 on 4×32×32 165 and 147).
+/// Whether windows of several pixels use the arrays without copies. With AVX-512, loops over channels-last arrays are
+/// as fast as those over blocks, and copies would cost up to 17 % for few channels (measured on one thread, GFLOP/s
+/// with and without copies: 3×3, 64 channels, 64×64 pixels 159 and 175; 128 channels, 256×256 pixels 138 and 167,
+/// weight gradient 104 and 130; 384 channels, 3×3×3 on 4×32×32 165 and 147).
 bool plain_layouts(const Problem& p) {
   constexpr int64_t kFew = 256;
   const bool dense = p.flat() || (p.x_frame_rows() == p.height && p.y_frame_rows() == p.out_height());
@@ -176,7 +176,7 @@ Code compile(const Problem& p) {
   const auto type_w = p.kind == Kind::weight_grad ? memory::data_type::f32 : type;
   constexpr auto kDirect = dnnl::algorithm::convolution_direct;
   constexpr auto kAny = memory::format_tag::any;
-  // All of three dimensions; where there is one frame, without the first.
+  // Axes are given for three dimensions; with one frame the first is dropped.
   auto axes = [&p](memory::dims d, size_t first) {
     if (p.flat()) d.erase(d.begin() + static_cast<std::ptrdiff_t>(first));
     return d;
@@ -186,7 +186,7 @@ Code compile(const Problem& p) {
   const memory::dims x_dims = axes({p.batch, p.in, p.depth, p.height, p.width}, 2),
                      w_dims = axes({p.out, p.in, p.kernel_d, p.kernel_h, p.kernel_w}, 2),
                      y_dims = axes({p.batch, p.out, p.out_depth(), p.out_height(), p.out_width()}, 2);
-  // Channels last; frames may be further apart than their rows here.
+  // Channels last; frames may be further apart than their number of rows.
   auto channels_last = [&](const memory::dims& dims, int64_t frames, int64_t rows, int64_t row, int64_t channels) {
     if (p.flat()) return memory::desc(dims, type, memory::format_tag::nhwc);
     return memory::desc(dims, type, memory::dims{frames * rows * row, 1, rows * row, row, channels});
@@ -201,19 +201,19 @@ Code compile(const Problem& p) {
                      y = plain ? plain_y : memory::desc(y_dims, type, kAny);
   dnnl::primitive_attr attributes;
   attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
-  auto code = [&](const auto& d, auto primitive, const memory::desc& own_x, const memory::desc& own_w,
-                  const memory::desc& own_y) -> Code {
+  auto code = [&](const auto& d, auto primitive, const memory::desc& packed_x, const memory::desc& packed_w,
+                  const memory::desc& packed_y) -> Code {
     constexpr int64_t kChannels = 64;
     const bool result_w = p.kind == Kind::weight_grad,
-               in_groups = !result_w && p.out % kChannels == 0 && !channels(own_w, 0, kChannels).is_zero();
-    Code::Operand of_w = in_groups ? operand(channels(plain_w, 0, kChannels), channels(own_w, 0, kChannels), false)
-                                   : operand(plain_w, own_w, result_w);
+               in_groups = !result_w && p.out % kChannels == 0 && !channels(packed_w, 0, kChannels).is_zero();
+    Code::Operand of_w = in_groups ? operand(channels(plain_w, 0, kChannels), channels(packed_w, 0, kChannels), false)
+                                   : operand(plain_w, packed_w, result_w);
     of_w.plain = plain_w;
-    of_w.own = own_w;
+    of_w.packed = packed_w;
     return {primitive,
-            operand(plain_x, own_x, p.kind == Kind::input_grad),
+            operand(plain_x, packed_x, p.kind == Kind::input_grad),
             of_w,
-            operand(plain_y, own_y, p.kind == Kind::forward),
+            operand(plain_y, packed_y, p.kind == Kind::forward),
             d.scratchpad_desc(),
             in_groups ? kChannels : p.out};
   };
@@ -233,7 +233,7 @@ Code compile(const Problem& p) {
   return code(d, WeightGrad(d), d.src_desc(), d.diff_weights_desc(), d.diff_dst_desc());
 }
 
-/// What is multiplied instead of a problem that is widened: dense arrays of f32.
+/// The problem that is computed instead of a widened one: dense f32 arrays.
 Problem in_copies(Problem p) {
   p.widened = false;
   if (!p.flat()) p.x_rows = p.height, p.y_rows = p.out_height();
@@ -242,41 +242,43 @@ Problem in_copies(Problem p) {
 
 const Code& code_of(const Problem& p) { return compiled(p.widened ? in_copies(p) : p, compile); }
 
-void reorder(const dnnl::reorder& how, const memory::desc& from, void* source, const memory::desc& to, void* target) {
+void reorder(const dnnl::reorder& primitive, const memory::desc& from, void* source, const memory::desc& to,
+             void* target) {
   dnnl::stream stream(engine());
   memory a(from, engine(), source), b(to, engine(), target);
-  how.execute(stream, a, b);
+  primitive.execute(stream, a, b);
   stream.wait();
 }
 
-/// x and y in the plain layouts, w in the code's own.
+/// Runs the code: x and y in plain layouts, w in the code's layout.
 void execute(const Problem& p, const Code& code, void* x, void* w, void* y) {
   use_one_thread();
   thread_local Scratch work, x_copy, y_copy;
-  void* own_x = code.x.same() ? x : x_copy.floats(floats_in(code.x.own));
-  void* own_y = code.y.same() ? y : y_copy.floats(floats_in(code.y.own));
+  void* packed_x = code.x.same() ? x : x_copy.floats(floats_in(code.x.packed));
+  void* packed_y = code.y.same() ? y : y_copy.floats(floats_in(code.y.packed));
   const bool forward = p.kind == Kind::forward, input_grad = p.kind == Kind::input_grad;
-  if (!input_grad && own_x != x) reorder(code.x.reorder, code.x.plain, x, code.x.own, own_x);
-  if (!forward && own_y != y) reorder(code.y.reorder, code.y.plain, y, code.y.own, own_y);
+  if (!input_grad && packed_x != x) reorder(code.x.reorder, code.x.plain, x, code.x.packed, packed_x);
+  if (!forward && packed_y != y) reorder(code.y.reorder, code.y.plain, y, code.y.packed, packed_y);
   dnnl::stream stream(engine());
   std::unordered_map<int, memory> arguments = {
       {DNNL_ARG_SCRATCHPAD, memory(code.scratch, engine(), work.floats(floats_in(code.scratch)))}};
-  arguments[input_grad ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC] = memory(code.x.own, engine(), own_x);
-  arguments[p.kind == Kind::weight_grad ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS] = memory(code.w.own, engine(), w);
-  arguments[forward ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST] = memory(code.y.own, engine(), own_y);
+  arguments[input_grad ? DNNL_ARG_DIFF_SRC : DNNL_ARG_SRC] = memory(code.x.packed, engine(), packed_x);
+  arguments[p.kind == Kind::weight_grad ? DNNL_ARG_DIFF_WEIGHTS : DNNL_ARG_WEIGHTS] =
+      memory(code.w.packed, engine(), w);
+  arguments[forward ? DNNL_ARG_DST : DNNL_ARG_DIFF_DST] = memory(code.y.packed, engine(), packed_y);
   code.run.execute(stream, arguments);
   stream.wait();
-  if (input_grad && own_x != x) reorder(code.x.reorder, code.x.own, own_x, code.x.plain, x);
-  if (forward && own_y != y) reorder(code.y.reorder, code.y.own, own_y, code.y.plain, y);
+  if (input_grad && packed_x != x) reorder(code.x.reorder, code.x.packed, packed_x, code.x.plain, x);
+  if (forward && packed_y != y) reorder(code.y.reorder, code.y.packed, packed_y, code.y.plain, y);
 }
 
-/// As above, with x and y in the memory layout of the problem.
+/// Like the above, with x and y in the memory layout of the problem.
 void execute_on_arrays(const Problem& p, const Code& code, void* x, void* w, void* y) {
   if (!p.widened) return execute(p, code, x, w, y);
   thread_local Scratch x_copy, y_copy;
   struct Copy {
     uint16_t* array;
-    int64_t frames, frame, stride;  // elements of a frame, and from one to the next
+    int64_t frames, frame, stride;  // in elements: size of a frame, and distance of two frames
     float* floats;
     void read() const { widen(array, frames, frame, stride, floats, frame); }
     void write() const { narrow(floats, frames, frame, frame, array, stride); }
@@ -299,24 +301,24 @@ std::vector<const Code*> codes_of(const std::vector<Part>& parts) {
   return codes;
 }
 
-/// Weights as PyTorch keeps them, in the layout of a code.
+/// Copies weights from PyTorch's layout to a code's layout.
 std::unique_ptr<float[]> laid_out(ffi::ThreadPool& pool, const Code& code, void* w) {
-  auto own = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(floats_in(code.w.own)));
+  auto packed = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(floats_in(code.w.packed)));
   const int64_t n = code.channels;
-  parallel_for(pool, code.w.own.dims()[0] / n, [&](int64_t i) {
+  parallel_for(pool, code.w.packed.dims()[0] / n, [&](int64_t i) {
     use_one_thread();
     auto group = [&](const memory::desc& whole, void* data) {
       const auto size = static_cast<int64_t>(memory::data_type_size(whole.data_type()));
       return static_cast<char*>(data) + channels(whole, i * n, n).data.offset0 * size;
     };
-    reorder(code.w.reorder, channels(code.w.plain, 0, n), group(code.w.plain, w), channels(code.w.own, 0, n),
-            group(code.w.own, own.get()));
+    reorder(code.w.reorder, channels(code.w.plain, 0, n), group(code.w.plain, w), channels(code.w.packed, 0, n),
+            group(code.w.packed, packed.get()));
   });
-  return own;
+  return packed;
 }
 
-/// Output or input gradient; T: of all arrays. Each part finds the weights in the layout that its code wants: usually
-/// one for all.
+/// Output or input gradient; T: type of all arrays. Each part uses the weights in its code's layout, usually one layout
+/// for all parts.
 template <class T>
 void run_images(ffi::ThreadPool& pool, const Problem& p, T* x, T* w, T* y) {
   const std::vector<Part> parts = split(p, std::max<int64_t>(pool.num_threads(), 1), kCopied);
@@ -324,67 +326,68 @@ void run_images(ffi::ThreadPool& pool, const Problem& p, T* x, T* w, T* y) {
   std::vector<std::pair<const Code*, std::unique_ptr<float[]>>> layouts;
   std::vector<float*> weights;
   for (const Code* code : codes) {
-    auto same =
-        std::find_if(layouts.begin(), layouts.end(), [&](const auto& l) { return l.first->w.own == code->w.own; });
+    auto same = std::find_if(layouts.begin(), layouts.end(),
+                             [&](const auto& l) { return l.first->w.packed == code->w.packed; });
     if (same == layouts.end()) same = layouts.insert(same, {code, laid_out(pool, *code, w)});
     weights.push_back(same->second.get());
   }
   parallel_for(pool, static_cast<int64_t>(parts.size()), [&](int64_t i) {
     const Part& part = parts[static_cast<size_t>(i)];
-    const Problem& own = part.problem;
+    const Problem& part_problem = part.problem;
     const Code& code = *codes[static_cast<size_t>(i)];
     T* y_part = y + part.y_at(p);
     T* image = x + part.image * p.x_image();
-    const bool whole = own.height == p.height && part.keep_from == 0 && part.keep_to == p.height;
+    const bool whole = part_problem.height == p.height && part.keep_from == 0 && part.keep_to == p.height;
     if (p.kind == Kind::forward || whole) {
-      execute_on_arrays(own, code, x + part.x_at(p), weights[static_cast<size_t>(i)], y_part);
+      execute_on_arrays(part_problem, code, x + part.x_at(p), weights[static_cast<size_t>(i)], y_part);
       return;
     }
-    // The part's x overlaps its neighbours': only its own rows are stored, with zeros where no output reads them.
+    // The part's x overlaps its neighbours': only its own rows are stored; rows that no output depends on are zeros.
     thread_local Scratch rows;
-    T* own_x = reinterpret_cast<T*>(rows.floats(own.x_image()));
-    execute_on_arrays(own, code, own_x, weights[static_cast<size_t>(i)], y_part);
+    T* part_x = reinterpret_cast<T*>(rows.floats(part_problem.x_image()));
+    execute_on_arrays(part_problem, code, part_x, weights[static_cast<size_t>(i)], y_part);
     const int64_t from = std::clamp(part.x_row, part.keep_from, part.keep_to);
-    const int64_t to = std::clamp(part.x_row + own.height, from, part.keep_to);
-    for (int64_t d = 0; d < p.depth; ++d, image += p.height * p.x_row(), own_x += own.height * p.x_row()) {
+    const int64_t to = std::clamp(part.x_row + part_problem.height, from, part.keep_to);
+    for (int64_t d = 0; d < p.depth; ++d, image += p.height * p.x_row(), part_x += part_problem.height * p.x_row()) {
       std::fill(image + part.keep_from * p.x_row(), image + from * p.x_row(), T{});
-      std::copy(own_x + (from - part.x_row) * p.x_row(), own_x + (to - part.x_row) * p.x_row(),
+      std::copy(part_x + (from - part.x_row) * p.x_row(), part_x + (to - part.x_row) * p.x_row(),
                 image + from * p.x_row());
       std::fill(image + to * p.x_row(), image + part.keep_to * p.x_row(), T{});
     }
   });
 }
 
-/// Weight gradient, f32: a sum over the parts, and in a part over groups of images, added in their order. T: of x and
-/// y.
+/// Weight gradient, f32: a sum over the parts and, within a part, over groups of images, in fixed order. T: type of x
+/// and y.
 template <class T>
 void run_weights(ffi::ThreadPool& pool, const Problem& p, T* x, float* w, T* y) {
   const std::vector<Part> parts =
       split(p, std::max<int64_t>(pool.num_threads(), 1), std::numeric_limits<int64_t>::max());
   const size_t size = static_cast<size_t>(p.weights());
   auto sums = std::make_unique_for_overwrite<float[]>(size * (parts.size() - 1));
-  // Images from `done` on that are worked on together.
+  // Images from `done` on that are processed together.
   auto group = [&](const Part& part, int64_t done) {
-    Problem own = part.problem;
-    own.batch = std::clamp<int64_t>(kCopied / p.image(), 1, own.batch - done);
-    return own;
+    Problem group_problem = part.problem;
+    group_problem.batch = std::clamp<int64_t>(kCopied / p.image(), 1, group_problem.batch - done);
+    return group_problem;
   };
-  for (const Part& part : parts)  // compiled here, where it may throw
+  for (const Part& part : parts)  // compiles here, where it may throw
     for (int64_t done = 0; done < part.problem.batch; done += group(part, done).batch) code_of(group(part, done));
   parallel_for(pool, static_cast<int64_t>(parts.size()), [&](int64_t i) {
     const Part& part = parts[static_cast<size_t>(i)];
     float* sum = i ? sums.get() + size * static_cast<size_t>(i - 1) : w;
     for (int64_t done = 0; done < part.problem.batch;) {
-      const Problem own = group(part, done);
-      const Code& code = code_of(own);
+      const Problem group_problem = group(part, done);
+      const Code& code = code_of(group_problem);
       thread_local Scratch gradient, plain;
-      float* own_w = gradient.floats(floats_in(code.w.own));
-      execute_on_arrays(own, code, x + part.x_at(p) + done * p.x_image(), own_w, y + part.y_at(p) + done * p.y_image());
+      float* packed_w = gradient.floats(floats_in(code.w.packed));
+      execute_on_arrays(group_problem, code, x + part.x_at(p) + done * p.x_image(), packed_w,
+                        y + part.y_at(p) + done * p.y_image());
       float* to = done ? plain.floats(p.weights()) : sum;
-      reorder(code.w.reorder, code.w.own, own_w, code.w.plain, to);
+      reorder(code.w.reorder, code.w.packed, packed_w, code.w.plain, to);
       if (done)
         for (size_t j = 0; j < size; ++j) sum[j] += to[j];
-      done += own.batch;
+      done += group_problem.batch;
     }
   });
   constexpr size_t kChunk = 1 << 15;
@@ -395,7 +398,7 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, T* x, float* w, T* y) 
   });
 }
 
-/// Weights of bf16 in f32.
+/// Converts bf16 weights to f32.
 std::unique_ptr<float[]> widened(ffi::ThreadPool& pool, const uint16_t* w, int64_t n) {
   constexpr int64_t kChunk = 1 << 16;
   auto wide = std::make_unique_for_overwrite<float[]>(static_cast<size_t>(n));
@@ -406,7 +409,7 @@ std::unique_ptr<float[]> widened(ffi::ThreadPool& pool, const uint16_t* w, int64
   return wide;
 }
 
-/// T: of the operands.
+/// T: type of the operands.
 template <Kind kKind, class T>
 void run(ffi::ThreadPool& pool, const Problem& p, void* x, void* w, void* y) {
   auto as = [](void* data) { return static_cast<T*>(data); };
@@ -438,7 +441,7 @@ ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::AnyBuffer first, ffi::A
   if ((axes != 2 && axes != 3) || window.size() != 3 * axes || x.dims.size() != axes + 2 || w.dims.size() != axes + 2 ||
       y.dims.size() != axes + 2)
     return ffi::Error::InvalidArgument("md_convolution: x, w, y and window are not of two or three axes");
-  // Along an axis, counted from the last.
+  // Sizes along an axis, counted from the last axis.
   struct Line {
     int64_t x = 1, kernel = 1, y = 1, stride = 1, low = 0, high = 0;
   };
@@ -449,7 +452,7 @@ ffi::Error convolution_kernel(ffi::ThreadPool pool, ffi::AnyBuffer first, ffi::A
   };
   Line d = line(3), h = line(2), v = line(1);
   int64_t batch = x.dims[0], y_batch = y.dims[0];
-  if (d.kernel == 1 && d.stride == 1 && d.low + d.high == 0) {  // frames are images
+  if (d.kernel == 1 && d.stride == 1 && d.low + d.high == 0) {  // frames are processed as images
     batch *= d.x, y_batch *= d.y;
     d = {};
   }

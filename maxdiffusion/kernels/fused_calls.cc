@@ -1,5 +1,5 @@
-// Several calls of kernels as one instruction of a program. Each call gets a separate frame, with the arrays that the
-// attributes name.
+// Several kernel calls as one instruction of a program. Each call gets a separate call frame with the arrays that the
+// attributes list.
 #include <xla/ffi/api/c_api.h>
 
 #include <string>
@@ -29,7 +29,7 @@ XLA_FFI_Handler* handler_of(std::string_view name) {
   return found == all.end() ? nullptr : found->second;
 }
 
-/// The attribute `name` of this type, or null.
+/// The attribute `name` if it has this type, else null.
 template <class T>
 const T* find(const XLA_FFI_Attrs& all, std::string_view name, XLA_FFI_AttrType type) {
   for (int64_t i = 0; i < all.size; ++i)
@@ -38,10 +38,10 @@ const T* find(const XLA_FFI_Attrs& all, std::string_view name, XLA_FFI_AttrType 
   return nullptr;
 }
 
-/// The arrays of one call, as its frame wants them.
+/// The arrays of one call, in the form of its call frame.
 class Arrays {
  public:
-  /// False where the numbers do not describe arrays of the run.
+  /// Returns false if the numbers do not describe arrays of this instruction.
   bool read(const XLA_FFI_CallFrame& run, const XLA_FFI_Array& numbers) {
     auto* at = static_cast<int64_t*>(numbers.data);
     auto* end = at + numbers.size;
@@ -57,7 +57,7 @@ class Arrays {
     result_types_.assign(buffers_.size(), XLA_FFI_RetType_BUFFER);
     return at == end;
   }
-  /// `frame` with the first `operands` arrays as operands and the others as results.
+  /// Sets the frame's first `operands` arrays as operands and the others as results.
   void put_into(XLA_FFI_CallFrame& frame, int64_t operands) {
     const auto all = static_cast<int64_t>(buffers_.size());
     frame.args = {XLA_FFI_Args_STRUCT_SIZE, nullptr, operands, operand_types_.data(), addresses_.data()};
@@ -84,18 +84,18 @@ XLA_FFI_Error* make_call(const XLA_FFI_CallFrame& run, const XLA_FFI_Attrs& call
   const std::string_view name(kernel->ptr, kernel->len);
   XLA_FFI_Handler* handler = handler_of(name);
   if (!handler) return refuse(&run, "there is no kernel '" + std::string(name) + "'");
-  Arrays own;
+  Arrays call_arrays;
   const int64_t count = *static_cast<const int64_t*>(operands->value);
-  if (!own.read(run, *arrays) || count < 0 || count > own.size())
+  if (!call_arrays.read(run, *arrays) || count < 0 || count > call_arrays.size())
     return refuse(&run, "the arrays of '" + std::string(name) + "' are not among the run's");
   XLA_FFI_CallFrame frame = run;
-  own.put_into(frame, count);
+  call_arrays.put_into(frame, count);
   frame.attrs = *attributes;
   return handler(&frame);
 }
 
 XLA_FFI_Error* make_calls(XLA_FFI_CallFrame* frame) {
-  // XLA queries the interface version once; any kernel answers.
+  // XLA queries the interface version once; any kernel can answer.
   if (frame->extension_start) return handler_of(kProductKernel)(frame);
   for (int64_t i = 0; i < frame->attrs.size; ++i) {
     if (frame->attrs.types[i] != XLA_FFI_AttrType_DICTIONARY) return refuse(frame, "an attribute is not a call");

@@ -1,5 +1,5 @@
-// GELU and its approximations on the CPU, plain or gated, and their gradients. XLA makes several loops of each, and
-// writes and reads again what is between them.
+// GELU and its approximations on the CPU, plain or gated, and their gradients. XLA compiles several loops for each,
+// with intermediate arrays in memory.
 
 #include <cmath>
 #include <string_view>
@@ -15,14 +15,14 @@
 namespace md {
 namespace {
 
-/// Of y = g·share(g): the share, and the slope of y.
+/// For y = g·share(g): the share, and the derivative of y.
 struct Gate {
   float share, slope;
 };
 
-/// Φ(g) = erfc(−g/√2)/2. Of positive z = |g|/√2, erfc(z) = exp(−z²)·t·P(t) with t = 1/(1 + c·z), P the best polynomial
-/// of its degree by relative error up to z = 8: 6e-8, or, where the result is rounded to bf16 anyway, 2e-4. The
-/// coefficients are those of t·P(t)/2.
+/// Φ(g) = erfc(−g/√2)/2. For z = |g|/√2, erfc(z) = exp(−z²)·t·P(t) with t = 1/(1 + c·z). P is the minimax polynomial of
+/// its degree for the relative error up to z = 8: 6e-8, or 2e-4 if the result is rounded to bf16. Coefficients are
+/// those of t·P(t)/2.
 struct ByErf {
   template <class T>
   [[gnu::always_inline]] static Gate at(float g) {
@@ -59,7 +59,7 @@ struct ByTanh {
     return {share, share + g * share * (1.0f - share) * kScale * (1.0f + 3.0f * kCube * g * g)};
   }
 };
-/// Of 1.702·g.
+/// The sigmoid of 1.702·g.
 struct BySigmoid {
   template <class>
   [[gnu::always_inline]] static Gate at(float g) {
@@ -68,7 +68,7 @@ struct BySigmoid {
   }
 };
 
-/// Rows of x are those of y, or, gated, what is let through and then its gates.
+/// Rows of x have the width of y's or, if gated, twice that: values, then gates.
 template <class By, bool gated, class T>
 MD_VECTORIZED void forward(const T* x, int64_t rows, int64_t width, T* y) {
   const int64_t gates = gated ? width : 0;
@@ -98,14 +98,14 @@ MD_VECTORIZED void backward(const T* x, const T* dy, int64_t rows, int64_t width
     }
 }
 
-/// f(first row, rows) for chunks of rows of about 32,768 elements.
+/// Calls f(first row, number of rows) for chunks of rows of about 32,768 elements.
 template <class F>
 void each_shard(ffi::ThreadPool& pool, int64_t rows, int64_t width, const F& f) {
   const int64_t most = std::max<int64_t>((int64_t{1} << 15) / width, 1);
   parallel_for(pool, (rows + most - 1) / most, [&](int64_t i) { f(i * most, std::min(most, rows - i * most)); });
 }
 
-/// run(a null pointer to the kind of gate, one to the type of the elements), or an error.
+/// Calls run with null pointers to the kind of gate and to the element type; returns an error for unknown ones.
 template <class Run>
 ffi::Error with_types(std::string_view by, ffi::DataType type, const Run& run) {
   auto with_type = [&](auto* gate) {
@@ -122,7 +122,7 @@ ffi::Error with_types(std::string_view by, ffi::DataType type, const Run& run) {
   return ffi::Error::InvalidArgument("md_gelu: by is not erf, tanh or sigmoid");
 }
 
-/// Whether x, or its gradient, is of the rows that y, or dy, has.
+/// Whether x (or its gradient) has the rows of y (or dy): its last axis is twice as long if gated.
 bool fits(const ffi::AnyBuffer& x, const ffi::AnyBuffer& y, bool gated) {
   const size_t times = gated ? 2 : 1;
   return x.element_type() == y.element_type() && x.element_count() == times * y.element_count() &&

@@ -1,5 +1,5 @@
-// Group norm on the CPU, channels last, with SiLU after it if wanted: XLA takes half of a UNet's compile time for
-// norms. Threads take parts of whole rows; sums of parts are added in order, between two loops over all parts.
+// Group norm on the CPU, channels last, optionally followed by SiLU: XLA spends half of a UNet's compile time on norms.
+// Threads process parts of whole rows; sums over parts are added in order between two loops over all parts.
 
 #include <algorithm>
 #include <cmath>
@@ -17,14 +17,14 @@ namespace {
 struct Sizes {
   int64_t batch, space, channels, groups;
   int64_t group_width() const { return channels / groups; }
-  /// The same parts whatever the number of threads; one of x and one of dy fit in a second-level cache.
+  /// The parts do not depend on the number of threads; one of x and one of dy fit in a second-level cache.
   int64_t part_rows() const { return std::max<int64_t>(1, (int64_t{1} << 15) / channels); }
   int64_t parts_per_image() const { return (space + part_rows() - 1) / part_rows(); }
 };
 
 /// Rows of one image.
 struct Part {
-  int64_t image, rows, offset;  // offset: elements before it
+  int64_t image, rows, offset;  // offset: elements before this part
 };
 std::vector<Part> parts_of(const Sizes& s) {
   std::vector<Part> parts;
@@ -39,8 +39,8 @@ void for_each(ffi::ThreadPool& pool, const std::vector<Part>& parts, const F& f)
   parallel_for(pool, static_cast<int64_t>(parts.size()), [&](int64_t i) { f(i, parts[static_cast<size_t>(i)]); });
 }
 
-/// Two sums per channel over rows, in float over a few of them and those in double: all first sums, then all second.
-/// add(row, rows, first, second)
+/// Two sums per channel over rows, in float over a few rows, whose sums are added in double. Result: all first sums,
+/// then all second. add(row, rows, first, second) adds a few rows.
 template <class Add>
 void sum_rows(int64_t rows, int64_t channels, double* totals, const Add& add) {
   constexpr int64_t kBlock = 32;
@@ -67,7 +67,7 @@ MD_VECTORIZED void add_moments(const T* x, int64_t rows, int64_t channels, const
   }
 }
 
-/// Of some values: how many, their mean, the squares of what they differ from it.
+/// Number, mean, and sum of squared deviations of some values.
 struct Moments {
   double count = 0, mean = 0, squares = 0;
   /// Source: Chan, Golub and LeVeque 1979.
@@ -79,7 +79,7 @@ struct Moments {
   }
 };
 
-/// Of each group over the rows of a part, in two passes.
+/// Moments of each group over the rows of a part, in two passes.
 template <class T>
 void part_moments(const Sizes& s, const T* x, int64_t rows, Moments* moments) {
   const int64_t width = s.group_width();
@@ -151,7 +151,7 @@ struct Channels {
   const float *mean, *rstd, *w, *b;
 };
 struct Gradient {
-  float n, dz;  // normalised x, cotangent of n·w + b
+  float n, dz;  // normalized x, cotangent of n·w + b
 };
 template <class T, bool silu>
 [[gnu::always_inline]] inline Gradient gradient_at(const Channels& p, const T* x, const T* dy, int64_t c) {

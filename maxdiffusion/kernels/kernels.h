@@ -37,30 +37,41 @@ inline constexpr const char* kSumOfSquaresKernel = "md_sum_of_squares";
 ///   attributes b1, b2, eps, weight_decay, max_value (f64; max_value ≤ 0: no limit), averages (i64: 1 if present)
 inline constexpr const char* kAdamwKernel = "md_adamw";
 
+/// AdamW with 8-bit moments (base/dynamic_map.h): the n first and n second moments are u8, followed by n scales of
+/// each, f32 [layers, blocks].
+inline constexpr const char* kAdamw8bitKernel = "md_adamw8bit";
+
+/// Lion over n parameters at once, in place.
+///   operands  f32[4]: learning rate, factor on the gradients, 0 to change nothing, the decay of moving averages;
+///             then n gradients, n parameters, n momenta, and n moving averages or none, f32
+///   results   n parameters, n momenta, and the averages
+///   attributes b1, b2, weight_decay, max_value (f64; max_value ≤ 0: no limit), averages (i64: 1 if present)
+inline constexpr const char* kLionKernel = "md_lion";
+
 /// Sums of n arrays over all processes of a job (processes/processes.h), in place. Collective.
 ///   operands  n arrays, f32
 ///   results   n sums, times `scale`: bit-identical in every process
 ///   attribute scale (f64)
 inline constexpr const char* kProcessSumKernel = "md_process_sum";
 
-/// Convolution over two or three spatial axes and its gradients: all f32, or all bf16 with sums in f32, the type of
-/// gradients of w. With bf16, w may be f32.
+/// Convolution over two or three spatial axes and its gradients. Either all arrays are f32, or all are bf16 with sums
+/// and the gradients of w in f32. With bf16, w may be f32.
 ///   operands, result  of md_convolution: x [B, (F,) H, W, Ci], w [Co, Ci, (kf,) kh, kw] → y [B, (F',) H', W', Co]
 ///                     of md_convolution_input_grad: dy, w → dx     of md_convolution_weight_grad: x, dy → dw
 ///   attributes window  i64[6 or 9]: the stride of each axis; then zeros before and after, axis by axis
-///              in_bf16 (i1): bf16 is multiplied as it is, and f32 weights are rounded; else bf16 is widened
+///              in_bf16 (i1): bf16 is multiplied directly, and f32 weights are rounded; else bf16 is widened
 /// Results are reproducible to the bit on one machine with one number of threads; other numbers may round differently.
 inline constexpr const char* kConvolutionKernel = "md_convolution";
 inline constexpr const char* kConvolutionInputGradKernel = "md_convolution_input_grad";
 inline constexpr const char* kConvolutionWeightGradKernel = "md_convolution_weight_grad";
 
-/// Products of matrices, y[b, m, n] = Σₖ a[b, m, k] · c[b, k, n] + bias[n]: of dense arrays in any order of axes that
-/// lets b, m, n and k be one stride each.
+/// Products of matrices, y[b, m, n] = Σₖ a[b, m, k] · c[b, k, n] + bias[n]. a and c are dense arrays in any order of
+/// axes in which b, m, n and k have one stride each.
 ///   operands  a and c, each f32 or bf16; bias, f32 [n], or nothing
 ///   result    y, dense, b, m, n in this order; f32 or bf16. Sums are f32, rounded once
 ///   attributes sizes (i64[4]: of b, m, n, k), strides (i64[6]: of a's b, m, k and of c's b, k, n; one of a's m and k
-///             is 1, and one of c's k and n), in_bf16 (i1): a and c are multiplied as bf16, f32 rounded where it is
-///             read; else bf16 is widened where it is read
+///             is 1, and one of c's k and n), in_bf16 (i1): a and c are multiplied as bf16, f32 rounded when
+///             read; else bf16 is widened when read
 /// Results are reproducible to the bit on one machine with one number of threads; other numbers may round differently.
 inline constexpr const char* kProductKernel = "md_product";
 
@@ -71,9 +82,8 @@ inline constexpr const char* kProductKernel = "md_product";
 inline constexpr const char* kColumnSumsKernel = "md_column_sums";
 
 /// y = a + b, rounded once.
-///   operands  a [rows…, C]; b with as many elements, or with one row of C for every n rows of a that follow each
-///   other;
-///             each f32 or bf16
+///   operands  a [rows…, C]; b with as many elements as a, or one row of C for every n consecutive rows of a; each f32
+///             or bf16
 ///   result    y like a
 inline constexpr const char* kAddKernel = "md_add";
 
@@ -83,13 +93,13 @@ inline constexpr const char* kAddKernel = "md_add";
 ///   attribute axis (i64)
 inline constexpr const char* kConcatenateKernel = "md_concatenate";
 
-/// y = g·s(g); s(g) by `by`: "erf": (1 + erf(g/√2))/2, "tanh": its approximation, "sigmoid": sigmoid(1.702·g).
+/// y = g·s(g). `by` selects s(g): "erf": (1 + erf(g/√2))/2, "tanh": its approximation, "sigmoid": sigmoid(1.702·g).
 /// Arithmetic is f32.
 ///   operands  x [rows…, C], f32 or bf16: g; gated: x [rows…, 2·C] with the halves a and g, and y = a·g·s(g)
 ///   result    y [rows…, C], like x
 ///   attributes by (string), gated (i1)
 inline constexpr const char* kGeluKernel = "md_gelu";
-/// Its gradient.
+/// Gradient of md_gelu.
 ///   operands  x, dy
 ///   result    dx
 ///   attributes those of md_gelu
@@ -102,19 +112,19 @@ inline constexpr const char* kGeluGradKernel = "md_gelu_grad";
 ///             probabilities are rounded to bf16; sums are f32
 /// Neither results nor gradients depend on the number of threads, to the bit.
 inline constexpr const char* kAttentionKernel = "md_attention";
-/// Its gradient.
+/// Gradient of md_attention.
 ///   operands  q, k, v, y, logarithms, dy
 ///   results   dq, dk, dv
 ///   attributes as above
 inline constexpr const char* kAttentionGradKernel = "md_attention_grad";
 
-/// Group norm of x [B, space…, C]: y = (x − mean)·rstd·w + b, through SiLU if wanted. x, y f32 or bf16; the rest f32.
+/// Group norm of x [B, space…, C]: y = (x − mean)·rstd·w + b, then SiLU if `silu`. x, y f32 or bf16; the rest f32.
 ///   operands  x, w [C], b [C]
 ///   results   y, mean [B, groups], rstd [B, groups]
 ///   attributes groups (i64), eps (f64), silu (i1)
 /// All norms and their gradients: arithmetic is f32, long sums are f64; results do not depend on the number of threads.
 inline constexpr const char* kGroupNormKernel = "md_group_norm";
-/// Its gradient.
+/// Gradient of md_group_norm.
 ///   operands  x, dy, w, b, mean, rstd
 ///   results   dx, dw, db
 ///   attributes groups, silu
@@ -125,7 +135,7 @@ inline constexpr const char* kGroupNormGradKernel = "md_group_norm_grad";
 ///   results   y, mean and rstd (one per row)
 ///   attribute eps (f64)
 inline constexpr const char* kLayerNormKernel = "md_layer_norm";
-/// Its gradient.
+/// Gradient of md_layer_norm.
 ///   operands  x, dy, w, mean, rstd
 ///   results   dx, dw, db
 inline constexpr const char* kLayerNormGradKernel = "md_layer_norm_grad";

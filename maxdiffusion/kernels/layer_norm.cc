@@ -1,4 +1,4 @@
-// Layer norm over the last axis on the CPU; for the same reason as group norm's.
+// Layer norm over the last axis on the CPU; a kernel for the same reason as group norm.
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +13,7 @@
 namespace md {
 namespace {
 
-constexpr int64_t kRows = 32;  // of a chunk; the backward adds so many in float, chunks in double
+constexpr int64_t kRows = 32;  // per chunk; the backward pass adds the rows of a chunk in float, chunks in double
 
 template <class T>
 MD_VECTORIZED void forward_rows(const T* x, const float* w, const float* b, T* y, float* mean, float* rstd,
@@ -30,7 +30,7 @@ MD_VECTORIZED void forward_rows(const T* x, const float* w, const float* b, T* y
       off += d;
       squares += d * d;
     }
-    off *= part;  // what rounding left out of the mean
+    off *= part;  // rounding error of the mean
     const float variance = squares * part - off * off, m = near + off;
     const float r = 1.0f / std::sqrt((variance < 0 ? 0.0f : variance) + eps);
     mean[i] = m;

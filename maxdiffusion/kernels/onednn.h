@@ -1,5 +1,5 @@
-// Shared by callers of oneDNN. Every call of oneDNN uses one thread; work is divided among threads by the plugin's
-// thread pool only.
+// Shared by callers of oneDNN. Every call of oneDNN uses one thread; only the plugin's thread pool divides work among
+// threads.
 #pragma once
 
 #include <oneapi/dnnl/dnnl.hpp>
@@ -14,7 +14,7 @@ extern "C" void omp_set_num_threads(int);
 
 namespace md {
 
-/// Called in each thread before it uses oneDNN, whose loops are OpenMP's.
+/// Call in each thread before it uses oneDNN, whose loops use OpenMP.
 inline void use_one_thread() { omp_set_num_threads(1); }
 
 inline dnnl::engine& onednn_engine() {

@@ -41,7 +41,7 @@ inline void parallel_for(xla::ffi::ThreadPool& pool, int64_t n, const std::funct
   const int64_t helpers = std::min(pool.num_threads(), n) - 1;
   for (int64_t i = 0; i < helpers; ++i) pool.Schedule([shared] { shared->work(); });
   shared->work();
-  // The others are at their last chunk each: most of them are done before a thread could go to sleep and wake up.
+  // Each other thread is at its last chunk: most finish before a thread could sleep and wake up.
   constexpr int kSpins = 2000;  // tens of µs
   for (int i = 0; i < kSpins; ++i) {
     if (shared->done.load() == n) return;

@@ -1,4 +1,4 @@
-// Sums over the processes of a job, in place: a call that returns when all processes have made it.
+// Sums over the processes of a job, in place. The call returns when all processes have made it.
 #include <exception>
 #include <span>
 #include <vector>

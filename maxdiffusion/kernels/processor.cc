@@ -25,8 +25,7 @@ const char* name_of(dnnl::cpu_isa isa) {
 
 #if defined(__x86_64__)
 
-// Twelve sums, which do not wait for each other. Both instructions take 16 sums; that of bf16 adds two products to
-// each.
+// Twelve independent sums. Both instructions update 16 sums; the bf16 one adds two products to each.
 #define MD_TWELVE(i)                                                                                \
   i " %%zmm14, %%zmm15, %%zmm0\n" i " %%zmm14, %%zmm15, %%zmm1\n" i " %%zmm14, %%zmm15, %%zmm2\n" i \
     " %%zmm14, %%zmm15, %%zmm3\n" i " %%zmm14, %%zmm15, %%zmm4\n" i " %%zmm14, %%zmm15, %%zmm5\n" i \
@@ -53,8 +52,8 @@ double thread_seconds() {
   return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_nsec) * 1e-9;
 }
 
-/// Products of bf16 for one of f32 in the same time, in registers. Processors have 2 (an instruction of bf16 takes as
-/// long as one of f32) or 0.5, and so the answer does not depend on what else the machine does.
+/// Number of bf16 products per f32 product in the same time, in registers. Processors have 2 (a bf16 instruction takes
+/// as long as an f32 one) or 0.5, so that noise from other programs does not change the decision.
 double bf16_rate() {
   double bf16 = 1, f32 = 1;
   for (int i = 0; i < 40; ++i) {
@@ -72,7 +71,7 @@ double bf16_rate() {
 double bf16_rate() { return 0; }
 #endif
 
-Processor ask() {
+Processor detect() {
   const dnnl::cpu_isa isa = dnnl::get_effective_cpu_isa();
   constexpr double kWorthIt = 1.4;
   const std::string name = name_of(isa);
@@ -85,8 +84,8 @@ Processor ask() {
 std::string Processor::describe() const { return isa + (bf16_products ? ", products in bf16" : ""); }
 
 const Processor& processor() {
-  static const Processor asked = ask();
-  return asked;
+  static const Processor detected = detect();
+  return detected;
 }
 
 }  // namespace md

@@ -1,5 +1,5 @@
-// Products of matrices on the CPU through oneDNN, rows shared out among the plugin's threads. XLA's own code widens
-// arrays of bf16 to f32 as a whole, multiplies those, and rounds the result in a pass of its own.
+// Matrix products on the CPU through oneDNN; rows are divided among the plugin's threads. XLA's own code widens whole
+// bf16 arrays to f32, multiplies these, and rounds the result in a separate pass.
 #include <algorithm>
 #include <atomic>
 
@@ -14,7 +14,7 @@
 namespace md {
 namespace {
 
-/// Rows of y at most that a thread widens at once.
+/// Largest number of rows of y that a thread widens at once.
 constexpr int64_t kRows = 1024;
 
 /// One product: sizes, and which axis of each operand is dense.
@@ -32,20 +32,20 @@ struct Operand {
   const uint16_t* halves() const { return static_cast<const uint16_t*>(data); }
 };
 
-/// A matrix in memory: `lines` lines of `length` elements side by side, `stride` from one line to the next; whether
-/// lines are the second of the axes that the product gives it.
+/// A matrix in memory: `lines` lines of `length` adjacent elements, with `stride` between lines; and whether lines run
+/// along the second axis of the matrix in the product.
 struct Lines {
   int64_t lines, length, stride;
   bool transposed;
 };
 Lines lines_of(int64_t first, int64_t second, int64_t first_stride, int64_t second_stride) {
-  // With one element along an axis, its stride is arbitrary.
+  // The stride of an axis with one element is arbitrary.
   if (second_stride == 1 || second == 1) return {first, second, first == 1 ? second : first_stride, false};
   return {second, first, second_stride, true};
 }
 
-/// How far apart lines of this length are widened to: lines that are some KiB apart share places in the cache, and with
-/// AVX2 oneDNN reads smaller operands in place.
+/// Stride of widened lines of this length: lines at multiples of some KiB map to the same cache sets, and with AVX2
+/// oneDNN reads smaller operands in place.
 int64_t spread(int64_t length) { return length % 512 == 0 ? length + 32 : length; }
 
 /// sums [m, n] = a · c + bias, all f32.
@@ -59,7 +59,7 @@ bool multiply_f32(const Problem& p, const float* a, const Lines& a_lines, const 
 
 struct Batch {
   Problem problem;
-  int64_t count, a, c;  // how many, and strides from one to the next
+  int64_t count, a, c;  // number, and strides between consecutive products
 };
 
 /// Rows [first, last) of one product of the batch.
@@ -77,8 +77,7 @@ std::vector<Part> split(const Batch& b, int64_t threads, int64_t most) {
   return parts;
 }
 
-/// Copies of the `count` matrices with these lines, `step` apart, one behind the other, with their lines `to_stride`
-/// apart.
+/// Copies `count` matrices with these lines, `step` apart, to consecutive matrices whose lines are `to_stride` apart.
 template <class From, class To, class Convert>
 void convert_all(ffi::ThreadPool& pool, const From* from, int64_t count, int64_t step, const Lines& lines, To* to,
                  int64_t to_stride, const Convert& convert) {
@@ -90,7 +89,7 @@ void convert_all(ffi::ThreadPool& pool, const From* from, int64_t count, int64_t
   });
 }
 
-/// Each thread copies what it needs of `a` where that is not dense bf16; `c` they all read.
+/// Each thread copies its rows of `a` unless that is dense bf16; all threads read the same `c`.
 bool run_bf16(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Operand& c, const float* bias, char* y) {
   const Problem& p = b.problem;
   const Lines c_lines = lines_of(p.k, p.n, p.c_k, p.c_n);
@@ -114,14 +113,14 @@ bool run_bf16(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Ope
     const Part& part = parts[static_cast<size_t>(i)];
     const int64_t m = part.last - part.first, from = part.which * b.a + part.first * p.a_m;
     const Lines lines = lines_of(m, p.k, p.a_m, p.a_k);
-    const uint16_t* own_a = a.bf16 ? a.halves() + from : nullptr;
+    const uint16_t* rows_of_a = a.bf16 ? a.halves() + from : nullptr;
     if (!a.bf16 || lines.stride != lines.length) {
       auto* dense = reinterpret_cast<uint16_t*>(of_a.floats((m * p.k + 1) / 2));
       if (a.bf16)
-        copy_rows(own_a, lines.lines, lines.length, lines.stride, dense, lines.length);
+        copy_rows(rows_of_a, lines.lines, lines.length, lines.stride, dense, lines.length);
       else
         narrow(a.floats() + from, lines.lines, lines.length, lines.stride, dense, lines.length);
-      own_a = dense;
+      rows_of_a = dense;
     }
     if (!multiply({.m = m,
                    .n = p.n,
@@ -130,7 +129,7 @@ bool run_bf16(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Ope
                    .b_transposed = c_lines.transposed,
                    .bf16_result = p.bf16_result,
                    .bias = p.bias},
-                  own_a, narrow_c + part.which * c_step, bias, y + (part.which * p.m + part.first) * p.n * size))
+                  rows_of_a, narrow_c + part.which * c_step, bias, y + (part.which * p.m + part.first) * p.n * size))
       good = false;
   });
   return good;
@@ -155,37 +154,38 @@ bool run_f32(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Oper
   parallel_for(pool, std::ssize(parts), [&](int64_t i) {
     thread_local Scratch of_a, of_y;
     const Part& part = parts[static_cast<size_t>(i)];
-    Problem own = p;
-    own.m = part.last - part.first;
-    Lines a_lines = lines_of(own.m, p.k, p.a_m, p.a_k);
+    Problem rows_problem = p;
+    rows_problem.m = part.last - part.first;
+    Lines a_lines = lines_of(rows_problem.m, p.k, p.a_m, p.a_k);
     const int64_t from = part.which * b.a + part.first * p.a_m, at = (part.which * p.m + part.first) * p.n;
-    float* sums = p.bf16_result ? of_y.floats(own.m * p.n) : reinterpret_cast<float*>(y) + at;
-    const float* own_a = a.floats() + from;
+    float* sums = p.bf16_result ? of_y.floats(rows_problem.m * p.n) : reinterpret_cast<float*>(y) + at;
+    const float* rows_of_a = a.floats() + from;
     if (a.bf16) {
       const int64_t stride = spread(a_lines.length);
       float* wide_a = of_a.floats(a_lines.lines * stride);
       widen(a.halves() + from, a_lines.lines, a_lines.length, a_lines.stride, wide_a, stride);
-      own_a = wide_a;
+      rows_of_a = wide_a;
       a_lines.stride = stride;
     }
-    if (!multiply_f32(own, own_a, a_lines, wide_c + part.which * c_step, c_lines, bias, sums)) good = false;
-    if (p.bf16_result) narrow(sums, own.m, p.n, p.n, reinterpret_cast<uint16_t*>(y) + at, p.n);
+    if (!multiply_f32(rows_problem, rows_of_a, a_lines, wide_c + part.which * c_step, c_lines, bias, sums))
+      good = false;
+    if (p.bf16_result) narrow(sums, rows_problem.m, p.n, p.n, reinterpret_cast<uint16_t*>(y) + at, p.n);
   });
   return good;
 }
 
-ffi::Error product_kernel(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer c, ffi::RemainingArgs more,
+ffi::Error product_kernel(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer c, ffi::RemainingArgs optional_inputs,
                           ffi::Result<ffi::AnyBuffer> y, ffi::Span<const int64_t> sizes,
                           ffi::Span<const int64_t> strides, bool in_bf16) {
   Span span("product");
   auto known = [](ffi::DataType type) { return type == ffi::F32 || type == ffi::BF16; };
   if (sizes.size() != 4 || strides.size() != 6 || !known(a.element_type()) || !known(c.element_type()) ||
-      !known(y->element_type()) || more.size() > 1)
+      !known(y->element_type()) || optional_inputs.size() > 1)
     return ffi::Error::InvalidArgument("md_product: the arrays are not of f32 or bf16");
   const Operand left{a.untyped_data(), a.element_type() == ffi::BF16},
       right{c.untyped_data(), c.element_type() == ffi::BF16};
   const Batch b{{sizes[1], sizes[2], sizes[3], strides[1], strides[2], strides[4], strides[5],
-                 y->element_type() == ffi::BF16, more.size() == 1},
+                 y->element_type() == ffi::BF16, optional_inputs.size() == 1},
                 sizes[0],
                 strides[0],
                 strides[3]};
@@ -197,11 +197,11 @@ ffi::Error product_kernel(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer
     return ffi::Error::InvalidArgument("md_product: the arrays are not of these sizes");
   const float* bias = nullptr;
   if (p.bias) {
-    const auto given = more.get<ffi::Buffer<ffi::F32>>(0);
-    if (given.has_error()) return given.error();
-    if (static_cast<int64_t>(given->element_count()) != p.n)
+    const auto bias_input = optional_inputs.get<ffi::Buffer<ffi::F32>>(0);
+    if (bias_input.has_error()) return bias_input.error();
+    if (static_cast<int64_t>(bias_input->element_count()) != p.n)
       return ffi::Error::InvalidArgument("md_product: the bias is not of n elements");
-    bias = given->typed_data();
+    bias = bias_input->typed_data();
   }
   auto* to = static_cast<char*>(y->untyped_data());
   const bool good = in_bf16 ? run_bf16(pool, b, left, right, bias, to) : run_f32(pool, b, left, right, bias, to);

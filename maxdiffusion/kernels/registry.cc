@@ -5,6 +5,8 @@ namespace md {
 void* run_handler();
 void* sum_of_squares_handler();
 void* adamw_handler();
+void* adamw8bit_handler();
+void* lion_handler();
 void* convolution_handler();
 void* convolution_input_grad_handler();
 void* convolution_weight_grad_handler();
@@ -26,6 +28,8 @@ const std::vector<Kernel>& cpu_kernels() {
   static const std::vector<Kernel> kernels = {{kFusedCallsKernel, run_handler()},
                                               {kSumOfSquaresKernel, sum_of_squares_handler()},
                                               {kAdamwKernel, adamw_handler()},
+                                              {kAdamw8bitKernel, adamw8bit_handler()},
+                                              {kLionKernel, lion_handler()},
                                               {kConvolutionKernel, convolution_handler()},
                                               {kConvolutionInputGradKernel, convolution_input_grad_handler()},
                                               {kConvolutionWeightGradKernel, convolution_weight_grad_handler()},

@@ -11,9 +11,9 @@ template <class T>
 void copy_rows(const T* from, int64_t rows, int64_t cols, int64_t stride, T* to, int64_t to_stride) {
   for (int64_t r = 0; r < rows; ++r, from += stride, to += to_stride) std::copy_n(from, cols, to);
 }
-/// As above, from bf16 to f32.
+/// Like the above, from bf16 to f32.
 void widen(const uint16_t* from, int64_t rows, int64_t cols, int64_t stride, float* to, int64_t to_stride);
-/// As above, from f32 to bf16, rounded to nearest even.
+/// Like the above, from f32 to bf16, rounded to nearest even.
 void narrow(const float* from, int64_t rows, int64_t cols, int64_t stride, uint16_t* to, int64_t to_stride);
 
 }  // namespace md

@@ -31,12 +31,12 @@ constexpr float kLog2E = std::numbers::log2e_v<float>;
   return x < -87.0f ? 0.0f : (x > 88.0f ? __builtin_inff() : y);
 }
 
-/// 2ˣ of x ≤ 127 with a relative error of 2⁻²³, or of 2⁻¹³ if the result is rounded to `To` = uint16_t (bf16); 0 below
-/// −126.5, NaN of NaN. Without branches. Minimax polynomials of 2ʳ, |r| ≤ ½, for the relative error.
+/// 2ˣ for x ≤ 127 with a relative error of 2⁻²³, or 2⁻¹³ if the result is rounded to `To` = uint16_t (bf16); 0 below
+/// −126.5, NaN of NaN. Without branches. The polynomials of 2ʳ, |r| ≤ ½, minimize the largest relative error.
 template <class To>
 [[gnu::always_inline]] inline float vector_exp2(float x) {
   constexpr float kRound = 12582912.0f;  // as above
-  x = x < -127.0f ? -127.0f : x;         // whose power is 0; NaN stays
+  x = x < -127.0f ? -127.0f : x;         // result 0; NaN stays
   const float shifted = x + kRound, r = x - (shifted - kRound);
   float p;
   if constexpr (std::is_same_v<To, uint16_t>) {
@@ -56,7 +56,7 @@ template <class To>
   return p * std::bit_cast<float>((std::bit_cast<uint32_t>(shifted) - 0x4b400000u + 127u) << 23);
 }
 
-/// log(x) of positive finite normal x within 2 units in the last place. Without branches. Source: Cephes' logf.
+/// log(x) for positive finite normal x within 2 units in the last place. Without branches. Source: Cephes' logf.
 [[gnu::always_inline]] inline float vector_log(float x) {
   const uint32_t bits = std::bit_cast<uint32_t>(x), sqrt_half = 0x3f3504f3u;
   const uint32_t shifted = bits - sqrt_half;  // its exponent is 0 for x in [√½, √2)

@@ -1,6 +1,7 @@
-// LoRA files: pairs of low-rank matrices for a model's weights, W + alpha/r · up·down. Reads the layouts of all common
-// trainers; writes those of diffusers, kohya and ComfyUI. Sources: Hu et al. 2021 (LoRA); diffusers 0.42
-// (loaders/lora_base.py, utils/peft_utils.py); PEFT (LoraConfig); kohya-ss sd-scripts (networks/lora.py).
+// LoRA files: pairs of low-rank matrices for a model's weights, W + alpha/r · up·down, and adapters of other kinds
+// (adapter.h). Reads the layouts of all common trainers; writes those of diffusers, PEFT, kohya, LyCORIS and ComfyUI.
+// Sources: Hu et al. 2021 (LoRA); diffusers 0.42 (loaders/lora_base.py, utils/peft_utils.py); PEFT (LoraConfig);
+// kohya-ss sd-scripts (networks/lora.py).
 #pragma once
 
 #include <map>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/lora/adapter.h"
 #include "maxdiffusion/lora/lora_targets.h"
 
 namespace md {
@@ -26,6 +28,16 @@ struct LoraFile {
   std::map<std::string, std::map<std::string, LoraPair>> pairs;
   /// Component → path → full-rank difference of the parameter's shape.
   std::map<std::string, std::map<std::string, HostArray>> differences;
+  /// Component → path → the parts of dora, loha, lokr and ia3.
+  std::map<std::string, std::map<std::string, AdapterWeights>> adapters = {};
+
+  /// Puts a weight's adapter where its kind is kept.
+  void add(const std::string& component, const std::string& path, AdapterWeights weights);
+  /// All of them as adapters: component → path of the weight. Differences of biases are of kind full, too.
+  std::map<std::string, std::map<std::string, AdapterWeights>> all() const;
+  /// As all(), without those of kind lora.
+  std::map<std::string, std::map<std::string, AdapterWeights>> others() const;
+  void erase(const std::string& component);
 };
 
 /// Numbers of matrices and differences by component, for the log.
@@ -44,10 +56,11 @@ std::string summary(const LoraFile& lora);
 /// Matrices get the rank of their target's dims (1×1 convolutions are linear layers, and down matrices of others may be
 /// flat). The suffix .diff is a difference of a module's weight, .diff_b of its bias, .diff_m of its modulation. A
 /// tensor of the original model that is several weights in diffusers is split, each with its part of the rank. Arrays
-/// borrow the memory map. With several denoisers, names without a component, or with the first one's, refer to
-/// `denoiser`; if it is empty, to `component` of the file's metadata, else to the first. Throws io listing all unknown
-/// keys and keys without a target, incomplete pairs, and both shapes of mismatches; invalid_config for DoRA, LoHa, LoKr
-/// and OFT, and for PEFT options that change the formula.
+/// borrow the memory map. LyCORIS' and PEFT's names of dora, loha, lokr and ia3 have the same beginnings; matrices of
+/// LoCon's with a core tensor become plain ones. With several denoisers, names without a component, or with the first
+/// one's, refer to `denoiser`; if it is empty, to `component` of the file's metadata, else to the first. Throws io
+/// listing all unknown keys and keys without a target, incomplete pairs, and both shapes of mismatches; invalid_config
+/// for OFT, for core tensors of LoHa and LoKr, and for PEFT options that change the formula.
 LoraFile read_lora(const std::string& path, const LoraTargets& targets, const std::string& denoiser = "");
 
 /// A pair of matrices under the file's names, for tools without the model.
@@ -61,8 +74,9 @@ struct LoraContents {
   HostArrays others;  // tensors outside pairs
   std::map<std::string, std::string> metadata;
 };
-/// Throws as read_lora does for incomplete pairs and methods other than LoRA.
-LoraContents read_lora_contents(const std::string& path);
+/// Throws as read_lora does for incomplete pairs, and invalid_config for methods other than LoRA.
+/// `any_kind`: tensors of other methods are among `others`, and there may be no pairs.
+LoraContents read_lora_contents(const std::string& path, bool any_kind = false);
 /// Adds new matrices under the keys of `old`. Without a key for alpha, scales `up` so that alpha is the rank.
 void put_pair(const NamedPair& old, const LoraPair& pair, HostArrays& out);
 
@@ -71,11 +85,16 @@ void check_fits(const LoraPair& pair, const Dims& dims, const std::string& name)
 
 /// In the layout of diffusers' save_lora_weights: unet.….lora_A.weight, alpha in the metadata. With several denoisers,
 /// keys use the first one's name, which diffusers loads into any; `component` of the metadata names the denoiser.
-/// `folder` gets pytorch_lora_weights.safetensors, whose path is returned.
+/// `folder` gets pytorch_lora_weights.safetensors, whose path is returned; empty where diffusers reads no file of these
+/// kinds of adapters: it reads lora, dora and lokr.
 std::string write_peft_lora(const std::string& folder, const LoraFile& lora, const LoraNames& names);
-/// In kohya's layout: with original names if LoraNames has them without a prefix (weights of one original tensor become
-/// one pair), else with diffusers' block names. `two_text_encoders`: the first is lora_te1, else lora_te. `metadata` is
-/// added to the file, with ss_network_module, ss_network_dim and ss_network_alpha of these matrices.
+/// In PEFT's layout, for loha, lokr and ia3: peft/COMPONENT/adapter_model.safetensors and adapter_config.json in
+/// `folder`.
+void write_peft_folders(const std::string& folder, const LoraFile& lora);
+/// In kohya's layout, which LyCORIS' is for other kinds than lora: with original names if LoraNames has them without a
+/// prefix (weights of one original tensor become one pair), else with diffusers' block names. `two_text_encoders`: the
+/// first is lora_te1, else lora_te. `metadata` is added to the file, with ss_network_module, ss_network_dim and
+/// ss_network_alpha of these matrices.
 void write_kohya_lora(const std::string& path, const LoraFile& lora, const LoraNames& names, bool two_text_encoders,
                       const std::map<std::string, std::string>& metadata = {});
 /// In ComfyUI's layout: diffusion_model.….lora_A.weight and .alpha, with the original names, as in write_kohya_lora.

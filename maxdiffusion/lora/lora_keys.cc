@@ -21,7 +21,7 @@ namespace fs = std::filesystem;
 
 constexpr const char* kFileName = "pytorch_lora_weights.safetensors";
 constexpr const char* kPaths = "lora_model_name_or_path";
-/// Of the first and of the second denoiser.
+/// Fields for the first and the second denoiser.
 constexpr const char* kOfDenoisers[] = {"high_noise_weight_name", "low_noise_weight_name"};
 /// Ignored keys: adapter names, which merged files do not need, and ranks, which the files have.
 constexpr const char* kFields[] = {kPaths,         "weight_name", kOfDenoisers[0], kOfDenoisers[1],
@@ -68,13 +68,13 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
     check(std::ranges::count(kFields, name) > 0, Code::invalid_config,
           "lora_config: unknown field '{}'; expected one of: {}", name, fmt::join(kFields, ", "));
   if (!keys.lora_config.empty()) {
-    auto given = keys.lora_config.find(kPaths);
-    const json paths = given == keys.lora_config.end() ? json::array() : parse_json(given->second);
+    auto paths_field = keys.lora_config.find(kPaths);
+    const json paths = paths_field == keys.lora_config.end() ? json::array() : parse_json(paths_field->second);
     check(paths.is_array(), Code::invalid_config, "lora_config: {} is {}, expected a list", kPaths, paths.dump());
     const size_t n = paths.size();
     const auto names = field(keys, "weight_name", n, ""), scales = field(keys, "scale", n, 1.0),
                torch = field(keys, "from_pt", n, true);
-    // Of the reference; here files are merged in their order, each with the rank of its matrices.
+    // Fields of MaxDiffusion without effect: files are merged in order, with the ranks of their matrices.
     for (const json& v : field(keys, "adapter_name", n, "")) text("adapter_name", v);
     for (const json& v : field(keys, "rank", n, 0))
       check(v.is_null() || (v.is_number_integer() && v.get<int64_t>() >= 0), Code::invalid_config,
@@ -82,7 +82,7 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
     for (const char* name : {"adapter_name", "rank"})
       if (n > 0 && keys.lora_config.contains(name))
         log_info_once(
-            "lora_config: {} has no effect: the rank is that of the file's matrices, and files are identified by their "
+            "lora_config: {} is ignored: the rank is that of the file's matrices, and files are identified by their "
             "order",
             name);
     const bool apart = std::ranges::any_of(kOfDenoisers, [&](auto key) { return keys.lora_config.contains(key); });
@@ -102,11 +102,11 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
       check(name.empty(), Code::invalid_config, "lora_config: weight_name holds '{}' and {}", name,
             fmt::join(kOfDenoisers, " and "));
       for (size_t d = 0; d < std::size(kOfDenoisers); ++d) {
-        const std::string own = text(kOfDenoisers[d], field(keys, kOfDenoisers[d], n, "")[i]);
-        if (own.empty())
+        const std::string file_name = text(kOfDenoisers[d], field(keys, kOfDenoisers[d], n, "")[i]);
+        if (file_name.empty())
           log_info("LoRA '{}': {} is empty, so that denoiser gets none", path, kOfDenoisers[d]);
         else
-          out.push_back({file_of(path, own), scale, d});
+          out.push_back({file_of(path, file_name), scale, d});
       }
     }
   }
@@ -120,12 +120,63 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
   return out;
 }
 
+namespace {
+
+/// The entries of rank_pattern or alpha_pattern: numbers above 0.
+template <class T>
+std::vector<std::pair<LayerPattern, T>> patterns(const char* key, const std::map<std::string, std::string>& map) {
+  std::vector<std::pair<LayerPattern, T>> out;
+  for (const auto& [pattern, text] : map) {
+    const json value = parse_json_or_discard(text);
+    const bool fits = std::is_integral_v<T> ? value.is_number_integer() : value.is_number();
+    check(fits && value.get<double>() > 0, Code::invalid_config, "{}: '{}' is {}; expected a {} above 0", key, pattern,
+          text, std::is_integral_v<T> ? "whole number" : "number");
+    try {
+      out.emplace_back(LayerPattern(pattern), value.get<T>());
+    } catch (const std::regex_error& e) {
+      fail(Code::invalid_config, "{}: '{}' is no regular expression: {}", key, pattern, e.what());
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
 LoraConfig training_lora(const LoraKeys& keys, const std::vector<std::string>& targets) {
   LoraConfig c{.rank = keys.lora_rank,
                .alpha = keys.lora_alpha.value_or(static_cast<double>(keys.lora_rank)),
-               .targets = split_at_commas(keys.lora_target_modules)};
+               .targets = split_at_commas(keys.lora_target_modules),
+               .kind = &adapter_named(keys.adapter),
+               .ranks = patterns<int64_t>("rank_pattern", keys.rank_pattern),
+               .alphas = patterns<double>("alpha_pattern", keys.alpha_pattern),
+               .conv_rank = keys.conv_dim.value_or(0),
+               .conv_alpha = keys.conv_alpha.value_or(static_cast<double>(keys.conv_dim.value_or(0))),
+               .rank_stabilized = keys.use_rslora,
+               .factor = keys.decompose_factor,
+               .decompose_both = keys.decompose_both,
+               .input_scaled = split_at_commas(keys.feedforward_modules),
+               .input_dropout = keys.lora_dropout,
+               .rank_dropout = keys.rank_dropout,
+               .module_dropout = keys.module_dropout};
   check(c.rank > 0, Code::invalid_config, "lora_rank {} is not a positive number", c.rank);
   check(std::isfinite(c.alpha) && c.alpha > 0, Code::invalid_config, "lora_alpha {} is not a positive number", c.alpha);
+  check(c.factor == -1 || c.factor > 0, Code::invalid_config, "decompose_factor is {}; expected -1 or 1 and more",
+        c.factor);
+  const auto refuse = [&](bool set, const char* key, const char* needed) {
+    check(!set, Code::invalid_config, "{} cannot be combined with adapter={}: {}", key, keys.adapter, needed);
+  };
+  refuse(c.input_dropout > 0 && !c.kind->drops_input(), "lora_dropout", "nothing is added to a layer's result");
+  refuse(c.rank_dropout > 0 && !c.kind->drops_rank(), "rank_dropout", "it has no rank");
+  for (const auto& [set, key] : {std::pair{keys.use_rslora, "use_rslora"},
+                                 {!c.ranks.empty(), "rank_pattern"},
+                                 {!c.alphas.empty(), "alpha_pattern"},
+                                 {keys.conv_dim.has_value(), "conv_dim"}})
+    refuse(set && !c.kind->has_rank(), key, "it has no rank");
+  refuse(keys.decompose_both && keys.adapter != "lokr", "decompose_both", "only lokr has Kronecker factors");
+  refuse(keys.decompose_factor != -1 && keys.adapter != "lokr", "decompose_factor", "only lokr has Kronecker factors");
+  refuse(!c.input_scaled.empty() && keys.adapter != "ia3", "feedforward_modules", "only ia3 scales a layer's input");
+  check(!keys.conv_alpha || keys.conv_dim, Code::invalid_config, "conv_alpha is {}; expected conv_dim, too",
+        keys.conv_alpha.value_or(0));
   if (c.targets.empty()) c.targets = targets;
   return c;
 }

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/key_path.h"
+#include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/lora/lora_scope.h"
 
 namespace md {
@@ -18,14 +19,46 @@ struct LoraKeys {
   std::map<std::string, std::string> lora_config;
   std::string lora_init;
   bool enable_lora = true, train_lora = false;
+  std::string adapter = "lora";
   int64_t lora_rank = 4;
   std::optional<double> lora_alpha;
+  bool use_rslora = false;
+  std::map<std::string, std::string> rank_pattern, alpha_pattern;
+  std::optional<int64_t> conv_dim;
+  std::optional<double> conv_alpha;
+  double lora_dropout = 0, rank_dropout = 0, module_dropout = 0;
+  int64_t decompose_factor = -1;
+  bool decompose_both = false;
+  std::vector<std::string> feedforward_modules;
   template <class V>
   void visit(V&& v) {
     visit_files(v);
     v("train_lora", train_lora, "train low-rank matrices (LoRA), with the weights frozen");
+    v("adapter", adapter, "what train_lora trains next to each layer's weight", one_of(adapter_names()));
     v("lora_rank", lora_rank, "rank of the trained matrices");
     v("lora_alpha", lora_alpha, "B·A is multiplied by lora_alpha / lora_rank; null: by 1");
+    v("use_rslora", use_rslora, "B·A is multiplied by lora_alpha / √lora_rank");
+    v("rank_pattern", rank_pattern,
+      "rank by expression of the ends of layers' names, as PEFT matches them; the first in alphabetical order counts");
+    v("alpha_pattern", alpha_pattern, "lora_alpha likewise");
+    v("conv_dim", conv_dim,
+      "rank of convolutions larger than one pixel; adds the layers of resnets, downsamplers and upsamplers (kohya's "
+      "LoCon); null: convolutions that are targets have lora_rank",
+      at_least(1));
+    v("conv_alpha", conv_alpha, "lora_alpha of these convolutions; null: conv_dim", at_least(above(0)));
+    v("lora_dropout", lora_dropout, "probability with which an element of an adapter's input is dropped",
+      in_range(0, below(1)));
+    v("rank_dropout", rank_dropout,
+      "of loha, lokr and full: probability with which a row of the change is dropped; else of an element of rank",
+      in_range(0, below(1)));
+    v("module_dropout", module_dropout, "probability with which a layer's adapter is dropped in a step",
+      in_range(0, below(1)));
+    v("decompose_factor", decompose_factor,
+      "lokr: first factor of a weight's sizes that it divides; -1: the two factors nearest to each other");
+    v("decompose_both", decompose_both,
+      "lokr: the first factor is a product of matrices, too, where the rank is small");
+    v("feedforward_modules", feedforward_modules,
+      "ia3: ends of the names of the layers whose input is scaled, not their result; a list, or one text with commas");
     v("lora_target_modules", lora_target_modules,
       "ends of the names of the layers that get matrices; a list, or one text with commas; empty: attention "
       "projections, and feed-forward layers for some families");
@@ -33,7 +66,7 @@ struct LoraKeys {
       "LoRA file whose matrices training starts from; empty: random A, zero B. An alpha in the file must be lora_alpha",
       KeyPath::input);
   }
-  /// Those of files that are added to weights, which are all that does not train.
+  /// The keys of LoRA files that are merged into weights; commands that do not train have only these.
   template <class V>
   void visit_files(V&& v) {
     v("lora_files", lora_files, "LoRA files or folders added to the weights; a list, or one text with commas",
@@ -56,7 +89,8 @@ struct LoraChoice {
 /// different lengths, unknown fields, from_pt=false and pickled files; io if a path does not exist.
 std::vector<LoraChoice> chosen_loras(const LoraKeys& keys);
 /// The LoRA settings of one component; `targets` (FamilySpec::lora_targets) is the default of lora_target_modules.
-/// Throws invalid_config for a rank or alpha that is not positive.
+/// Throws invalid_config for a rank or alpha that is not positive, for a pattern that is no regular expression, and for
+/// keys that the kind of adapter does not read.
 LoraConfig training_lora(const LoraKeys& keys, const std::vector<std::string>& targets);
 
 }  // namespace md

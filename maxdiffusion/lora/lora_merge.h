@@ -16,8 +16,9 @@ struct ScaledLora {
   double scale = 1;
 };
 
-/// Merged weights: W + Σ scale · alpha/r · up·down + Σ scale · difference. Sums are f32 and rounded once to the storage
-/// type, with a few MB of f32 per core. Uses all cores.
+/// Merged weights: W + Σ scale · alpha/r · up·down + Σ scale · difference + Σ scale · (W' − W) of adapters of other
+/// kinds, where W' is what each alone makes of W, so that their order does not matter. Sums are f32 and rounded once to
+/// the storage type, with a few MB of f32 per core. Uses all cores.
 class LoraSums {
  public:
   /// Skips components that are not in `params`. Throws io if a target is missing or a shape differs (naming both).
@@ -28,13 +29,14 @@ class LoraSums {
 
  private:
   friend void merge_loras(const std::vector<ScaledLora>&, const ParamTable&, HostArrays&);
-  struct Addend {          // one product, or one full-rank difference
-    const LoraPair* pair;  // null: `whole` is added
+  struct Addend {          // one product, one full-rank difference, or one adapter
+    const LoraPair* pair;  // null: one of the others
     const HostArray* whole;
+    const AdapterWeights* adapter;  // or of another kind
     double factor;
   };
   using Addends = std::vector<Addend>;
-  /// Some rows of one weight, read from `from`, written to `to`.
+  /// Some rows of one weight, read from `from` and written to `to`.
   struct Rows;
   static void cut(const Addends& addends, const Dims& dims, DType type, const std::byte* from, std::byte* to,
                   std::vector<Rows>& out);

@@ -11,6 +11,8 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/lora/adapter.h"
+#include "maxdiffusion/lora/layer_pattern.h"
 
 namespace md {
 namespace {
@@ -18,27 +20,6 @@ namespace {
 using nlohmann::json;
 
 constexpr const char* kMetadataKey = "lora_adapter_metadata";
-
-/// A key of alpha_pattern or rank_pattern: PEFT matches it as a regular expression against the end of a module's name,
-/// beginning at a dot. Most are plain names.
-class Pattern {
- public:
-  explicit Pattern(const std::string& key) {
-    const size_t begin = key.starts_with('^') ? 1 : 0;
-    anchored_ = begin == 1;
-    plain_ = key.substr(begin);
-    if (plain_.find_first_of("\\*+?()[]{}|$^") != std::string::npos) regex_ = std::regex("(.*\\.)?(" + key + ")");
-  }
-  bool matches(const std::string& module) const {
-    if (regex_) return std::regex_match(module, *regex_);
-    return module == plain_ || (!anchored_ && module.ends_with("." + plain_));
-  }
-
- private:
-  bool anchored_ = false;
-  std::string plain_;
-  std::optional<std::regex> regex_;
-};
 
 json parse(const std::string& where, const std::string& text) {
   json j = parse_json_or_discard(text);
@@ -51,14 +32,15 @@ bool is_set(const json& config, const char* key) {
   return it != config.end() && !it->empty() && *it != json(false) && *it != json("none");
 }
 
-/// Options whose effect is not W + alpha/r · BA.
+/// Options whose effect is not that of the kinds of adapters that there are.
 void refuse(const std::string& where, const json& config) {
   const json method = config.value("peft_type", json("LORA"));
-  check(method == json("LORA"), Code::invalid_config, "{}: 'peft_type' is {}, which is not supported; LORA is", where,
+  check(std::ranges::any_of(adapters(), [&](const Adapter* a) { return method == json(a->peft_type()); }),
+        Code::invalid_config, "{}: 'peft_type' is {}, which is not supported; LORA, LOHA, LOKR and IA3 are", where,
         method.dump());
-  for (const char* key : {"use_dora", "use_qalora", "use_bdlora", "lora_bias", "bias", "fan_in_fan_out", "kasa_config",
-                          "monteclora_config", "arrow_config", "alora_invocation_tokens", "layer_replication",
-                          "modules_to_save", "trainable_token_indices"})
+  for (const char* key :
+       {"use_qalora", "use_bdlora", "lora_bias", "bias", "fan_in_fan_out", "kasa_config", "monteclora_config",
+        "arrow_config", "alora_invocation_tokens", "layer_replication", "modules_to_save", "trainable_token_indices"})
     check(!is_set(config, key), Code::invalid_config, "{}: '{}' is {}, which is not supported; plain LoRA is", where,
           key, config.value(key, json()).dump());
   const json start = config.value("init_lora_weights", json());
@@ -76,10 +58,15 @@ struct LoraMetadata::Component {
   Component(const std::string& where, const json& config) {
     refuse(where, config);
     try {
-      if (auto a = config.find("lora_alpha"); a != config.end() && !a->is_null()) alpha = a->get<double>();
+      for (const char* key : {"lora_alpha", "alpha"})
+        if (auto a = config.find(key); a != config.end() && !a->is_null()) alpha = a->get<double>();
       const json by_pattern = config.value("alpha_pattern", json::object());
-      for (const auto& [key, value] : by_pattern.items()) patterns.push_back({Pattern(key), value.get<double>()});
+      for (const auto& [key, value] : by_pattern.items()) patterns.push_back({LayerPattern(key), value.get<double>()});
       rank_stabilized = is_set(config, "use_rslora");
+      const json names = config.value("feedforward_modules", json());
+      if (names.is_string()) input_scaled.emplace_back(names.get<std::string>());
+      if (names.is_array())
+        for (const json& name : names) input_scaled.emplace_back(name.get<std::string>());
     } catch (const json::exception& e) {
       fail(Code::invalid_config, "{}: {}", where, e.what());
     } catch (const std::regex_error& e) {
@@ -87,8 +74,9 @@ struct LoraMetadata::Component {
     }
   }
   std::optional<double> alpha;  // none: PEFT's default of 8
-  std::vector<std::pair<Pattern, double>> patterns;
+  std::vector<std::pair<LayerPattern, double>> patterns;
   bool rank_stabilized = false;
+  std::vector<LayerPattern> input_scaled;
 };
 
 LoraMetadata LoraMetadata::read(const std::string& path, const std::map<std::string, std::string>& file_metadata) {
@@ -131,37 +119,70 @@ double LoraMetadata::alpha(const std::string& component, const std::string& modu
   return c->rank_stabilized ? alpha * std::sqrt(static_cast<double>(rank)) : alpha;
 }
 
-std::string lora_metadata_json(const std::map<std::string, std::map<std::string, LoraStrength>>& modules) {
+bool LoraMetadata::scales_input(const std::string& component, const std::string& module) const {
+  const Component* c = find(component);
+  return c && std::ranges::any_of(c->input_scaled, [&](const LayerPattern& p) { return p.matches(module); });
+}
+
+namespace {
+
+/// r, alpha under its name, and their exceptions.
+json strengths_json(const std::map<std::string, LoraStrength>& strengths, const char* alpha_key) {
+  std::map<int64_t, size_t> ranks;
+  std::map<double, size_t> alphas;
+  for (const auto& [module, s] : strengths) ++ranks[s.rank], ++alphas[s.alpha];
+  auto commonest = [](const auto& counts) {
+    return std::max_element(counts.begin(), counts.end(), [](auto& a, auto& b) { return a.second < b.second; })->first;
+  };
+  auto number = [](double v) {
+    const bool whole = v == std::floor(v) && std::abs(v) < 1e15;
+    return whole ? json(static_cast<int64_t>(v)) : json(v);
+  };
+  const int64_t rank = commonest(ranks);
+  const double alpha = commonest(alphas);
+  json targets = json::array(), rank_pattern = json::object(), alpha_pattern = json::object();
+  for (const auto& [module, s] : strengths) {
+    targets.push_back(module);
+    if (s.rank != rank) rank_pattern[module] = s.rank;
+    if (s.alpha != alpha) alpha_pattern[module] = number(s.alpha);
+  }
+  return {{"r", rank},
+          {alpha_key, number(alpha)},
+          {"rank_pattern", rank_pattern},
+          {"alpha_pattern", alpha_pattern},
+          {"target_modules", targets}};
+}
+
+}  // namespace
+
+std::string lora_metadata_json(const std::map<std::string, std::map<std::string, LoraStrength>>& modules, bool dora) {
   json all = json::object();
   for (const auto& [component, strengths] : modules) {
-    std::map<int64_t, size_t> ranks;
-    std::map<double, size_t> alphas;
-    for (const auto& [module, s] : strengths) ++ranks[s.rank], ++alphas[s.alpha];
-    auto commonest = [](const auto& counts) {
-      return std::max_element(counts.begin(), counts.end(), [](auto& a, auto& b) { return a.second < b.second; })
-          ->first;
-    };
-    auto number = [](double v) {
-      const bool whole = v == std::floor(v) && std::abs(v) < 1e15;
-      return whole ? json(static_cast<int64_t>(v)) : json(v);
-    };
-    const int64_t rank = commonest(ranks);
-    const double alpha = commonest(alphas);
-    json targets = json::array(), rank_pattern = json::object(), alpha_pattern = json::object();
-    for (const auto& [module, s] : strengths) {
-      targets.push_back(module);
-      if (s.rank != rank) rank_pattern[module] = s.rank;
-      if (s.alpha != alpha) alpha_pattern[module] = number(s.alpha);
-    }
-    const json config = {{"r", rank},
-                         {"lora_alpha", number(alpha)},
-                         {"rank_pattern", rank_pattern},
-                         {"alpha_pattern", alpha_pattern},
-                         {"target_modules", targets},
-                         {"use_dora", false},
-                         {"lora_bias", false}};
+    json config = strengths_json(strengths, "lora_alpha");
+    config["use_dora"] = dora;
+    config["lora_bias"] = false;
     for (const auto& [key, value] : config.items()) all[component + "." + key] = value;
   }
+  return all.dump(2);
+}
+
+std::string peft_config_json(const Adapter& kind, const std::map<std::string, LoraStrength>& strengths,
+                             const std::vector<std::string>& input_scaled, std::optional<LokrSizes> lokr,
+                             const std::string& component) {
+  json config = strengths_json(strengths, "alpha");
+  if (!kind.has_rank()) {
+    config = {{"target_modules", config.at("target_modules")}, {"feedforward_modules", input_scaled}};
+  } else {
+    config["use_effective_conv2d"] = false;
+  }
+  if (lokr) config["decompose_factor"] = lokr->factor, config["decompose_both"] = lokr->decompose_both;
+  if (component.empty()) {
+    config["peft_type"] = kind.peft_type();
+    config["inference_mode"] = true;
+    return config.dump(2);
+  }
+  json all = json::object();
+  for (const auto& [key, value] : config.items()) all[component + "." + key] = value;
   return all.dump(2);
 }
 

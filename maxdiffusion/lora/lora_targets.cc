@@ -13,21 +13,21 @@ namespace {
 
 using Respelling = std::pair<std::string, std::string>;
 
-/// `name` with `from` at its end replaced, where a part of the name begins.
+/// `name` with the suffix `from` replaced; it must start at a component of the name.
 std::optional<std::string> end_respelled(const std::string& name, const Respelling& r) {
   if (name == r.first) return r.second;
   if (!name.ends_with("." + r.first)) return std::nullopt;
   return name.substr(0, name.size() - r.first.size()) + r.second;
 }
-/// LoRA attention processors of old diffusers name the text encoders' projections as the UNet's, without an index.
+/// Old diffusers' LoRA attention processors name the text encoders' projections like the UNet's, without an index.
 const std::vector<Respelling> kOldAttention = {
     {"to_out.0", "to_out"}, {"q_proj", "to_q"}, {"k_proj", "to_k"}, {"v_proj", "to_v"}, {"out_proj", "to_out"}};
 
-/// `module` and other names of it. `originals`: those in files of other programs.
+/// `module` and its other names. `originals`: names in other programs' files.
 std::vector<std::string> names_of(const std::string& module, const std::vector<std::string>& originals) {
   std::vector<std::string> names = {module};
   names.insert(names.end(), originals.begin(), originals.end());
-  // transformers 5 names CLIPTextModel's modules without it.
+  // transformers 5 names CLIPTextModel's modules without this prefix.
   if (module.starts_with("text_model.")) names.push_back(module.substr(module.find('.') + 1));
   for (size_t i = 0, n = names.size(); i < n; ++i)
     for (const Respelling& old : kOldAttention)
@@ -55,10 +55,10 @@ LoraTargets::LoraTargets(const ParamTable& params, LoraNames names) : names_(std
     const size_t dot = t.path.rfind('.');
     const std::string end = dot == t.path.npos ? "" : t.path.substr(dot);
     std::vector<std::string> all = {t.path}, originals;
-    if (const auto others = names_.others.find(t.component); others != names_.others.end() && others->second.of)
-      for (const WeightAlias& other : others->second.of(t.path)) {
-        if (other.transposed) continue;  // no files have such matrices
-        const std::string name = other.whole();
+    if (const auto others = names_.others.find(t.component); others != names_.others.end() && others->second.aliases)
+      for (const WeightAlias& other : others->second.aliases(t.path)) {
+        if (other.transposed) continue;  // no LoRA files have transposed matrices
+        const std::string name = other.full_name();
         if (other.parts > 1) {
           add(t.component, name, {index, other.part, other.parts});
           continue;
@@ -73,13 +73,13 @@ LoraTargets::LoraTargets(const ParamTable& params, LoraNames names) : names_(std
 }
 
 void LoraTargets::add(const std::string& component, const std::string& name, Place place) {
-  std::vector<Place>& there = by_name_[component][underscored(name)];
-  for (const Place& other : there) {
+  std::vector<Place>& same_name = by_name_[component][underscored(name)];
+  for (const Place& other : same_name) {
     if (targets_[other.target].path == targets_[place.target].path) return;
     check(other.parts > 1 && other.parts == place.parts, Code::internal, "{}: '{}' and '{}' have the same name {}",
           component, targets_[other.target].path, targets_[place.target].path, name);
   }
-  there.push_back(std::move(place));
+  same_name.push_back(std::move(place));
 }
 
 std::vector<LoraPlace> LoraTargets::find(const std::string& component, std::string name,

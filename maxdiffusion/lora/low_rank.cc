@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-// Eigen's own headers are not held to our warnings.
+// Eigen's headers do not compile without these warnings.
 #pragma GCC diagnostic push
 #pragma GCC diagnostic ignored "-Wall"
 #pragma GCC diagnostic ignored "-Wextra"
@@ -21,9 +21,9 @@ using Matrix = Eigen::MatrixXd;
 using Vector = Eigen::VectorXd;
 using Rows = Eigen::Map<const Eigen::Matrix<float, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>>;
 
-constexpr double kZero = 1e-7;  // singular values below this part of the largest are rounding
+constexpr double kZero = 1e-7;  // singular values below this fraction of the largest are rounding errors
 
-/// [out, the rest].
+/// The array as a matrix [first size, product of the others].
 Matrix matrix_of(const HostArray& array) {
   const HostArray a = array.cast(DType::f32);
   const int64_t rows = a.dims()[0];
@@ -38,21 +38,21 @@ HostArray array_of(const Matrix& m, Dims dims) {
   return out;
 }
 
-/// The number of values, the largest first, that make up `energy` of their squares; `rank` at most, and 1 at least.
+/// Number of largest values whose squares sum up to the fraction `energy`; at most `rank`, at least 1.
 Eigen::Index rank_for(const Vector& values, int64_t rank, double energy) {
   Eigen::Index most = 0;
   while (most < values.size() && most < rank && values[most] > kZero * values[0]) ++most;
-  const double wanted = energy * values.squaredNorm();
+  const double target = energy * values.squaredNorm();
   double sum = 0;
   for (Eigen::Index r = 0; r < most; ++r) {
     sum += values[r] * values[r];
-    if (sum >= wanted) return r + 1;
+    if (sum >= target) return r + 1;
   }
   return std::max<Eigen::Index>(most, 1);
 }
 
-/// From the singular values, the left vectors (columns) and the right ones (columns). `weight`: the sizes of what the
-/// matrices are for.
+/// Factors from the singular values and the left and right singular vectors (columns). `weight`: sizes of the weight
+/// that the matrices are for.
 LowRankFactors thin(const Vector& values, const Matrix& left, const Matrix& right, Eigen::Index rank,
                     const Dims& weight) {
   const Vector roots = values.head(rank).cwiseMax(0).cwiseSqrt();
@@ -62,7 +62,7 @@ LowRankFactors thin(const Vector& values, const Matrix& left, const Matrix& righ
   const double all = values.squaredNorm();
   return {.down = array_of(roots.asDiagonal() * right.leftCols(rank).transpose(), down),
           .up = array_of(left.leftCols(rank) * roots.asDiagonal(), up),
-          .kept = all > 0 ? values.head(rank).squaredNorm() / all : 1};
+          .explained_variance = all > 0 ? values.head(rank).squaredNorm() / all : 1};
 }
 
 }  // namespace
@@ -71,23 +71,23 @@ LowRankFactors truncated_svd(const HostArray& change, int64_t rank) {
   check(change.dims().size() >= 2 && rank > 0, Code::internal, "truncated_svd: rank {} of {}", rank,
         to_string(change.shape()));
   const Matrix d = matrix_of(change);
-  // The squares of the singular values are the eigenvalues of the smaller of D·Dᵀ and Dᵀ·D. In double, of float32
-  // numbers, what squaring loses is below their rounding.
+  // The squared singular values are the eigenvalues of the smaller of D·Dᵀ and Dᵀ·D. Computed in double, the error of
+  // squaring is below the rounding of the float32 inputs.
   const bool wide = d.rows() <= d.cols();
   const Matrix square = wide ? Matrix(d * d.transpose()) : Matrix(d.transpose() * d);
   const Eigen::SelfAdjointEigenSolver<Matrix> solver(square);
   check(solver.info() == Eigen::Success, Code::internal, "truncated_svd: no eigenvalues of {}",
         to_string(change.shape()));
   const Vector values = solver.eigenvalues().reverse().cwiseMax(0).cwiseSqrt();
-  const Matrix own = solver.eigenvectors().rowwise().reverse();
+  const Matrix vectors = solver.eigenvectors().rowwise().reverse();
   const Eigen::Index r = rank_for(values, rank, 1);
-  Matrix other = wide ? Matrix(d.transpose() * own.leftCols(r)) : Matrix(d * own.leftCols(r));
+  Matrix other = wide ? Matrix(d.transpose() * vectors.leftCols(r)) : Matrix(d * vectors.leftCols(r));
   for (Eigen::Index i = 0; i < r; ++i) other.col(i) /= std::max(values[i], 1e-300);
-  return thin(values, wide ? own : other, wide ? other : own, r, change.dims());
+  return thin(values, wide ? vectors : other, wide ? other : vectors, r, change.dims());
 }
 
 LowRankFactors resized(const LoraPair& pair, int64_t rank, double energy) {
-  // up·down = Q₁·(R₁·R₂ᵀ)·Q₂ᵀ: its singular values are those of the small matrix in the middle.
+  // up·down = Q₁·(R₁·R₂ᵀ)·Q₂ᵀ has the singular values of the small matrix R₁·R₂ᵀ.
   const Matrix up = matrix_of(pair.up), down = matrix_of(pair.down).transpose();
   auto factors = [](const Matrix& m) {
     const Eigen::HouseholderQR<Matrix> qr(m);

@@ -9,7 +9,7 @@ namespace md {
 HostArray canny_edges(const HostArray& rgb, int low, int high) {
   const int64_t h = rgb.dims()[0], w = rgb.dims()[1];
   const auto pixels = rgb.view<uint8_t>();
-  // Pixels past an edge repeat it.
+  // Pixels beyond an edge repeat the edge.
   auto at = [&](int64_t y, int64_t x, int64_t c) {
     return static_cast<int>(
         pixels[static_cast<size_t>((std::clamp<int64_t>(y, 0, h - 1) * w + std::clamp<int64_t>(x, 0, w - 1)) * 3 + c)]);
@@ -33,8 +33,8 @@ HostArray canny_edges(const HostArray& rgb, int low, int high) {
     return y < 0 || x < 0 || y >= h || x >= w ? 0 : gradients[static_cast<size_t>(y * w + x)].size;
   };
 
-  // Thinning: a pixel stays where nothing across the edge is steeper; directions are cut at 22.5° in 15-bit fixed
-  // point.
+  // Non-maximum suppression: a pixel stays if no neighbour across the edge is steeper; directions are divided at 22.5°
+  // in 15-bit fixed point.
   enum : uint8_t { kNone, kWeak, kEdge };
   std::vector<uint8_t> kind(static_cast<size_t>(h * w), kNone);
   std::vector<int64_t> open;

@@ -1,4 +1,4 @@
-// Decoding of stored images: PNG, JPEG, WebP, and the formats of FFmpeg. The first bytes decide the format, not the
+// Decoding of stored images: PNG, JPEG, WebP, and the formats of FFmpeg, recognized by the first bytes, not by the
 // name. Thread safe.
 #pragma once
 
@@ -14,7 +14,7 @@ namespace md {
 /// A decoded image.
 struct DecodedImage {
   HostArray rgb;    // u8 [H, W, 3]
-  HostArray alpha;  // u8 [H, W, 3], alpha in all three channels; absent where the image has none
+  HostArray alpha;  // u8 [H, W, 3], alpha in all three channels; absent if the image has none
   ImageSize size;   // after EXIF rotation, before DecodeOptions::side
 };
 struct DecodeOptions {
@@ -27,7 +27,7 @@ struct DecodeOptions {
 /// Throws io naming the image and the reason.
 DecodedImage decode_stored_image(const void* data, size_t size, const std::string& name,
                                  const DecodeOptions& options = {});
-/// Colours over white, u8 [H, W, 3].
+/// The decoded image with its colours over white, u8 [H, W, 3].
 HostArray decode_image(const std::string& file);
 HostArray decode_image_bytes(const void* data, size_t size, const std::string& name, int64_t side = 0);
 

@@ -12,6 +12,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/media/decode.h"
+#include "maxdiffusion/media/exif_orientation.h"
 
 namespace md {
 namespace {
@@ -39,7 +40,7 @@ struct JpegReader {
     jpeg_read_header(&jpeg, TRUE);
     const bool print = jpeg.jpeg_color_space == JCS_CMYK || jpeg.jpeg_color_space == JCS_YCCK;
     jpeg.out_color_space = print ? JCS_CMYK : JCS_RGB;
-    // The decoder can leave out high frequencies: 1/8, 1/4, 1/2 of the size for a fraction of the work.
+    // The decoder can omit high frequencies: 1/8, 1/4, 1/2 of the size for a fraction of the work.
     const int64_t shorter = std::min(jpeg.image_width, jpeg.image_height);
     for (jpeg.scale_denom = 8; jpeg.scale_denom > 1 && (side == 0 || shorter / jpeg.scale_denom < 2 * side);)
       jpeg.scale_denom /= 2;
@@ -63,7 +64,7 @@ struct JpegReader {
     (*info->err->format_message)(info, self->error);
     std::longjmp(self->jump, 1);
   }
-  // Of the warnings only missing data is fatal; the others (stray bytes between markers) lose no pixels.
+  // The only fatal warning is missing data; others (stray bytes between markers) lose no pixels.
   static void on_message(j_common_ptr info, int level) {
     const int code = info->err->msg_code;
     if (level < 0 && (code == JWRN_JPEG_EOF || code == JWRN_HIT_MARKER)) on_error(info);
@@ -127,6 +128,12 @@ HostArray print_to_rgb(const HostArray& inverted_cmyk) {
 }
 
 }  // namespace
+
+int exif_orientation(std::span<const uint8_t> bytes) {
+  if (bytes.size() < 3 || bytes[0] != 0xff || bytes[1] != 0xd8) return 1;
+  JpegReader reader(bytes);
+  return reader.read_header(0) ? orientation(reader.jpeg) : 1;
+}
 
 DecodedImage decode_jpeg(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options) {
   JpegReader reader(bytes);

@@ -1,5 +1,5 @@
-// PNG through libpng's row interface, every colour type brought to 8-bit RGBA. Colours stay as stored (no gamma
-// correction), as Pillow leaves them.
+// PNG through libpng's row interface; every colour type is converted to 8-bit RGBA. Colours stay as stored (no gamma
+// correction), as in Pillow.
 #include <png.h>
 
 #include <csetjmp>
@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/media/decode.h"
+#include "maxdiffusion/media/image.h"
 
 namespace md {
 namespace {
@@ -28,7 +29,7 @@ void on_read(png_structp png, png_bytep to, size_t size) {
   left = left.subspan(size);
 }
 
-// Owns libpng's structures. The functions that libpng may leave by longjmp keep nothing with a destructor.
+// Owns libpng's structures. Functions that libpng may leave by longjmp must not have local objects with destructors.
 struct PngReader {
   PngSource source;
   png_structp png;
@@ -40,7 +41,7 @@ struct PngReader {
         info(png ? png_create_info_struct(png) : nullptr) {
     check(info != nullptr, Code::internal, "libpng cannot create a reader");
     png_set_read_fn(png, &source, on_read);
-    png_set_user_limits(png, 0x7fffffff, 0x7fffffff);  // check_image_size checks
+    png_set_user_limits(png, 0x7fffffff, 0x7fffffff);  // check_image_size checks the size instead
   }
   ~PngReader() { png_destroy_read_struct(&png, &info, nullptr); }
   PngReader(const PngReader&) = delete;
@@ -67,7 +68,35 @@ struct PngReader {
   }
 };
 
+std::string from_latin1(std::string_view text) {
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (byte < 0x80)
+      out += c;
+    else
+      out += {static_cast<char>(0xc0 | (byte >> 6)), static_cast<char>(0x80 | (byte & 0x3f))};
+  }
+  return out;
+}
+
 }  // namespace
+
+PngTexts png_texts(std::span<const uint8_t> bytes, const std::string& name) {
+  check(bytes.size() >= 8 && png_sig_cmp(bytes.data(), 0, 8) == 0, Code::io, "'{}' is not a PNG file", name);
+  PngReader reader(bytes);
+  check(reader.read_header(), Code::io, "{}: PNG: {}", name, reader.source.error);
+  png_textp texts = nullptr;
+  PngTexts out;
+  const int n = png_get_text(reader.png, reader.info, &texts, nullptr);
+  for (int i = 0; i < n; ++i) {
+    const bool utf8 =
+        texts[i].compression == PNG_ITXT_COMPRESSION_NONE || texts[i].compression == PNG_ITXT_COMPRESSION_zTXt;
+    const std::string_view text(texts[i].text, utf8 ? texts[i].itxt_length : texts[i].text_length);
+    out[from_latin1(texts[i].key)] = utf8 ? std::string(text) : from_latin1(text);
+  }
+  return out;
+}
 
 DecodedImage decode_png(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions& options) {
   PngReader reader(bytes);

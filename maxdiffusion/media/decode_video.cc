@@ -71,9 +71,10 @@ bool is_image(std::string_view bytes) {
          (bytes.starts_with("RIFF") && bytes.size() >= 12 && bytes.substr(8, 4) == "WEBP");
 }
 
-/// End of a video: `last`: time of the last frame, `gap`: time since the one before; 0: none, or the same time.
+/// End time of a video. `last`: time of the last frame; `gap`: time since the one before; 0: no other frame, or the
+/// same time.
 double end_of(double last, double gap, double fps) {
-  constexpr double kShown = 0.75;  // of the gap
+  constexpr double kShown = 0.75;  // fraction of the gap
   return last + kShown * (gap > 0 ? gap : 1 / fps);
 }
 

@@ -38,7 +38,8 @@ struct Encoding {
   AVRational pixel = {1, 1};
 };
 
-/// Writes clips one after the other into one file whose format follows from its name: FFmpeg's own encoders and muxers.
+/// Writes clips one after the other into one file whose format follows from its name, with FFmpeg's encoders and
+/// muxers.
 void encode(const std::string& path, const std::vector<HostArray>& clips, const Encoding& e) {
   AVFormatContext* format = nullptr;
   ok(avformat_alloc_output_context2(&format, nullptr, nullptr, path.c_str()));
@@ -104,7 +105,7 @@ void encode(const std::string& path, const std::vector<HostArray>& clips, const 
   avformat_free_context(format);
 }
 
-/// Half a second of silence as AAC.
+/// Writes half a second of silence as AAC.
 void encode_sound(const std::string& path) {
   AVFormatContext* format = nullptr;
   ok(avformat_alloc_output_context2(&format, nullptr, nullptr, path.c_str()));
@@ -143,7 +144,7 @@ void encode_sound(const std::string& path) {
   avformat_free_context(format);
 }
 
-/// The largest difference of two arrays of bytes.
+/// The largest absolute difference of two byte arrays; 256 if their shapes differ.
 int distance(const HostArray& a, const HostArray& b) {
   if (a.dims() != b.dims()) return 256;
   int most = 0;
@@ -180,7 +181,7 @@ TEST(DecodeVideo, EveryFormatGivesTheFramesThatWereEncoded) {
     encode(file, {frames}, encoding);
     const HostArray found = decode_video(file);
     EXPECT_LE(distance(found, frames), far) << name << " " << to_string(found.shape());
-    // What files round to milliseconds or hundredths does not change how many frames there are.
+    // The number of frames is exact although files round times to milliseconds or hundredths of a second.
     EXPECT_EQ(decode_video(file, {.fps = static_cast<double>(encoding.fps)}).dims()[0], 17) << name;
     const std::string bytes = read_file(file);
     EXPECT_EQ(frames_in(open_video(bytes, name, 1)->times(), encoding.fps), 17) << name;
@@ -198,7 +199,7 @@ TEST(DecodeVideo, FramesAreTheNearestInTime) {
   EXPECT_EQ(numbers({.fps = 24}), all);
   EXPECT_EQ(numbers({.fps = 8}), (Numbers{0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30, 33}));
   EXPECT_EQ(numbers({.fps = 8, .start = 0.25, .most = 3}), (Numbers{6, 9, 12}));
-  EXPECT_EQ(numbers({.fps = 16, .most = 5}), (Numbers{0, 1, 3, 4, 6}));  // 1.5 and 4.5 are the earlier
+  EXPECT_EQ(numbers({.fps = 16, .most = 5}), (Numbers{0, 1, 3, 4, 6}));  // 1.5 and 4.5 round down
   EXPECT_EQ(numbers({.fps = 60, .start = 1.4}), (Numbers{34, 34, 34, 35, 35, 35}));
   EXPECT_EQ(numbers({.start = 1.4}), (Numbers{34, 35}));
   EXPECT_EQ(numbers({.start = 1.4, .most = 1}), (Numbers{34}));
@@ -246,7 +247,7 @@ TEST(DecodeVideo, WhatIsTurnedOrHasWidePixelsComesUpright) {
   const HostArray frames = grey_frames(3, 32, 48, 40);
   const std::string plain = folder / "plain.mov";
   encode(plain, {frames}, {.codec = "libx264"});
-  const auto bright = [](const HostArray& a, int64_t y, int64_t x) {  // the quarter that is brighter
+  const auto bright = [](const HostArray& a, int64_t y, int64_t x) {  // finds the brighter quarter
     return a.view<uint8_t>()[static_cast<size_t>((y * a.dims()[2] + x) * 3)] > 55;
   };
   struct Case {
@@ -255,7 +256,7 @@ TEST(DecodeVideo, WhatIsTurnedOrHasWidePixelsComesUpright) {
   };
   for (const Case& c :
        {Case{0, 32, 48, 4, 4}, Case{90, 48, 32, 44, 4}, Case{180, 32, 48, 28, 44}, Case{-90, 48, 32, 4, 28}}) {
-    // FFmpeg's matrix says by how many degrees, clockwise, a player turns the stored image back.
+    // FFmpeg's display matrix holds the clockwise angle in degrees by which a player rotates the stored image back.
     encode(folder / "turned.mov", {frames}, {.codec = "libx264", .degrees = -c.degrees});
     const HostArray found = decode_video(folder / "turned.mov");
     ASSERT_EQ(found.dims(), (Dims{3, c.height, c.width, 3})) << c.degrees;
@@ -290,7 +291,7 @@ TEST(DecodeVideo, BadInputIsNamedWithTheReason) {
   EXPECT_NE(error_of(folder / "sizes.webm").find("the size changes: frame 5 has 64x48 pixels, those before 64x64"),
             std::string::npos)
       << error_of(folder / "sizes.webm");
-  EXPECT_EQ(decode_video(folder / "sizes.webm", {.most = 5}).dims()[0], 5);  // what comes later is not read
+  EXPECT_EQ(decode_video(folder / "sizes.webm", {.most = 5}).dims()[0], 5);  // later frames are not read
 
   for (size_t percent : {1, 10, 30, 50, 80, 95, 99}) {
     write_file_atomic(bad, bytes.substr(0, bytes.size() * percent / 100));
@@ -315,13 +316,13 @@ TEST(DecodeVideo, WhatTheHeaderClaimsDoesNotCount) {
   const std::string file = folder / "it.mp4";
   const HostArray frames = grey_frames(12, 64, 64);
   const std::string good = encode_mp4(frames, {.fps = 10, .quality = 0}, "it");
-  // A length of eight hours, in all three places.
+  // A duration of eight hours, in all three fields.
   std::string lies = good;
   for (const auto& [box, offset] : {std::pair{"mvhd", 20}, {"tkhd", 24}, {"mdhd", 20}})
     lies = replaced(lies, box, static_cast<size_t>(offset), std::string("\x01\x00\x00\x00", 4));
   write_file_atomic(file, lies);
   EXPECT_EQ(decode_video(file, {.fps = 10}).dims()[0], 12);
-  // Sides of 65535 pixels in the container alone; those of the stream count.
+  // Sides of 65535 pixels in the container only; those of the stream count.
   write_file_atomic(file, replaced(good, "avc1", 28, "\xff\xff\xff\xff"));
   const std::string found = error_of(file);
   EXPECT_TRUE(found == "no error" || found.find("claims 65535x65535") != std::string::npos) << found;

@@ -20,13 +20,13 @@ constexpr size_t kColours = 256;
 
 uint32_t key_of(const uint8_t* p) { return static_cast<uint32_t>(p[0] << 16 | p[1] << 8 | p[2]); }
 
-/// A colour, how often it is there, and in the end its place in the palette.
+/// A colour, its count, and finally its index in the palette.
 struct Counted {
   Colour colour;
   int64_t count = 0;
 };
 
-/// Colours that are cut apart; the one with the widest channel is cut next.
+/// A set of colours of the median cut; the one with the widest channel is split next.
 struct Box {
   size_t begin, end;
   size_t channel = 0;
@@ -44,7 +44,7 @@ Box box_of(const std::vector<Counted>& all, size_t begin, size_t end) {
   return box;
 }
 
-/// At most kColours colours, and the palette index of every colour.
+/// At most kColours colours; `place`: palette index of every colour.
 std::vector<Colour> palette_of(std::vector<Counted> all, std::unordered_map<uint32_t, uint8_t>& place) {
   std::vector<Box> boxes = {box_of(all, 0, all.size())};
   while (boxes.size() < kColours) {
@@ -84,7 +84,7 @@ void put16(std::string& out, int64_t v) {
   out += static_cast<char>(v >> 8 & 255);
 }
 
-/// Codes of growing length, least bit first, in blocks of at most 255 bytes.
+/// Codes of increasing width, least significant bit first, in blocks of at most 255 bytes.
 class Bits {
  public:
   explicit Bits(std::string& out) : out_(out) {}
@@ -114,12 +114,12 @@ class Bits {
   int count_ = 0;
 };
 
-/// LZW of GIF: new strings get codes until there are 4096, then the table is reset.
+/// GIF's LZW: new strings get codes until there are 4096, then the table is reset.
 void put_pixels(std::string& out, const std::vector<uint8_t>& pixels) {
   constexpr uint32_t kClear = 256, kEnd = 257, kFirst = 258, kMost = 4096;
   out += '\x08';
   Bits bits(out);
-  std::unordered_map<uint32_t, uint32_t> codes;  // of a string: the code before its last pixel, and that pixel
+  std::unordered_map<uint32_t, uint32_t> codes;  // a string is the code of its prefix and its last pixel
   uint32_t next = kFirst;
   int length = 9;
   bits.put(kClear, length);
@@ -168,9 +168,9 @@ std::string encode_gif(const HostArray& frames, double fps) {
 
   std::string out = "GIF89a";
   put16(out, d[2]), put16(out, d[1]);
-  out += std::string("\xf7\0\0", 3);  // a palette of 256 colours for all frames
+  out += std::string("\xf7\0\0", 3);  // one palette of 256 colours for all frames
   for (const Colour& c : palette) out.append(c.begin(), c.end());
-  out += std::string("\x21\xff\x0bNETSCAPE2.0\x03\x01\0\0\0", 19);  // for ever
+  out += std::string("\x21\xff\x0bNETSCAPE2.0\x03\x01\0\0\0", 19);  // loops forever
   const int64_t delay = std::clamp<int64_t>(std::llround(100 / fps), 2, 65535);
   const auto pixels = static_cast<size_t>(d[1] * d[2]);
   std::vector<uint8_t> places(pixels);

@@ -36,7 +36,7 @@ void on_error(png_structp png, png_const_charp text) {
 }
 void on_warning(png_structp, png_const_charp) {}
 
-// Nothing with a destructor lives in this frame: libpng leaves it by longjmp.
+// No local object has a destructor: libpng leaves this function by longjmp.
 bool write_rows(png_structp png, png_infop info, const uint8_t* pixels, png_uint_32 h, png_uint_32 w,
                 const std::vector<png_text>* texts) {
   if (setjmp(png_jmpbuf(png))) return false;
@@ -95,7 +95,7 @@ void write_png(const std::string& path, const HostArray& rgb, const PngTexts& te
 HostArray to_rgb8(const HostArray& pixels) {
   check(pixels.dtype() == DType::f32, Code::internal, "to_rgb8: expected f32, found {}", to_string(pixels.shape()));
   HostArray out(Shape{DType::u8, pixels.dims()});
-  // A NaN becomes 0: std::clamp would pass it on to an undefined conversion.
+  // A NaN becomes 0: std::clamp would return it, and its conversion is undefined.
   std::ranges::transform(pixels.view<float>(), out.mutable_view<uint8_t>().begin(), [](float v) {
     return static_cast<uint8_t>(v > -1.0f ? std::lround(std::min(v, 1.0f) * 127.5f + 127.5f) : 0);
   });
@@ -129,7 +129,7 @@ HostArray make_grid(const std::vector<GridCell>& cells, int64_t columns, int64_t
                 w = cells[0].rgb.dims()[1] * zoom;
   columns = std::min(columns, n);
   std::vector<std::vector<std::string>> captions(cells.size());
-  std::vector<int64_t> tops{kGap};  // of each row of cells, and behind the last
+  std::vector<int64_t> tops{kGap};  // of each row of cells, and below the last one
   for (int64_t first = 0; first < n; first += columns) {
     int64_t lines = 0;
     for (int64_t i = first; i < std::min(first + columns, n); ++i) {
@@ -150,6 +150,61 @@ HostArray make_grid(const std::vector<GridCell>& cells, int64_t columns, int64_t
       draw_text(grid, x, y + h + 2 + line_height(kCaptionHeight) * line++, text, kCaptionHeight);
   }
   return grid;
+}
+
+HostArray make_sheet(const std::vector<HostArray>& images, const std::vector<std::string>& columns,
+                     const std::vector<std::string>& rows) {
+  const auto across = std::ssize(columns), down = std::max<int64_t>(1, std::ssize(rows));
+  check(across > 0 && std::ssize(images) == across * down, Code::internal,
+        "make_sheet: {} images, {} columns, {} rows: the images must fill them", images.size(), across, down);
+  int64_t h = 0, w = 0;
+  for (const HostArray& image : images) {
+    require_rgb8(image, "make_sheet");
+    h = std::max(h, image.dims()[0]), w = std::max(w, image.dims()[1]);
+  }
+  const int64_t letters = std::clamp<int64_t>(w / 24, kCaptionHeight, 4 * kCaptionHeight), line = line_height(letters);
+  using Lines = std::vector<std::string>;
+  const auto wrapped = [&](const std::vector<std::string>& labels, int64_t width) {
+    std::vector<Lines> all;
+    for (const std::string& label : labels)
+      all.push_back(have_font() ? wrap_text(label, letters, width, kCaptionLines) : Lines{});
+    return all;
+  };
+  const auto widest = [&](const std::vector<Lines>& labels) {
+    int64_t most = 0;
+    for (const Lines& of_one : labels)
+      for (const std::string& text : of_one) most = std::max(most, text_width(text, letters));
+    return most;
+  };
+  // Row labels may be wider than small images; small images are not widened for column labels.
+  const int64_t label_width = std::max(w, 12 * letters);
+  const std::vector<Lines> above = wrapped(columns, std::max<int64_t>(w, letters)), left = wrapped(rows, label_width);
+  int64_t lines = 0;
+  for (const Lines& of_one : above) lines = std::max(lines, std::ssize(of_one));
+  const int64_t top = kGap + (lines > 0 ? lines * line + kGap : 0), row_labels = widest(left),
+                side = kGap + (row_labels > 0 ? row_labels + kGap : 0);
+  HostArray sheet(Shape{DType::u8, {top + down * (h + kGap), side + across * (w + kGap), 3}});
+  std::memset(sheet.mutable_data(), 255, sheet.bytes());
+  const auto put = [&](const Lines& of_one, int64_t x, int64_t width, int64_t y) {
+    for (const std::string& text : of_one) {
+      draw_text(sheet, x + (width - text_width(text, letters)) / 2, y, text, letters);
+      y += line;
+    }
+  };
+  for (int64_t i = 0; i < across; ++i) {
+    const Lines& label = above[static_cast<size_t>(i)];
+    put(label, side + i * (w + kGap), w, kGap + (lines - std::ssize(label)) * line);
+  }
+  for (int64_t i = 0; i < std::ssize(left); ++i) {
+    const Lines& label = left[static_cast<size_t>(i)];
+    put(label, kGap, row_labels, top + i * (h + kGap) + std::max<int64_t>(0, h - std::ssize(label) * line) / 2);
+  }
+  for (int64_t i = 0; i < std::ssize(images); ++i) {
+    const HostArray& image = images[static_cast<size_t>(i)];
+    paste(sheet, image, side + i % across * (w + kGap) + (w - image.dims()[1]) / 2,
+          top + i / across * (h + kGap) + (h - image.dims()[0]) / 2, 1);
+  }
+  return sheet;
 }
 
 HostArray film_strip(const HostArray& frames, int64_t count) {

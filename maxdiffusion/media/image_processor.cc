@@ -1,6 +1,7 @@
 #include "maxdiffusion/media/image_processor.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
@@ -33,6 +34,23 @@ Filter filter_of(const json& v) {
        v.dump());
 }
 
+/// Sides with about as many pixels, rounded half to even to multiples of `multiple`.
+ImageSize within(const ImageProcessor::Area& a, const ImageSize& image) {
+  const auto h = static_cast<double>(image.height), w = static_cast<double>(image.width),
+             m = static_cast<double>(a.multiple);
+  const auto whole = [&](double multiples) { return static_cast<int64_t>(multiples) * a.multiple; };
+  ImageSize to{whole(std::nearbyint(h / m)), whole(std::nearbyint(w / m))};
+  if (to.height * to.width > a.most) {
+    const double shrink = std::sqrt(h * w / static_cast<double>(a.most));
+    to = {std::max(a.multiple, whole(std::floor(h / shrink / m))),
+          std::max(a.multiple, whole(std::floor(w / shrink / m)))};
+  } else if (to.height * to.width < a.least) {
+    const double grow = std::sqrt(static_cast<double>(a.least) / (h * w));
+    to = {whole(std::ceil(h * grow / m)), whole(std::ceil(w * grow / m))};
+  }
+  return to;
+}
+
 /// Centre crop, padded with zeros. If the difference is odd, crops one more at the end, or pads one more at the start.
 HostArray centre(const HostArray& rgb, const ImageSize& size) {
   const auto half = [](int64_t rest) { return rest >= 0 ? rest / 2 : -((1 - rest) / 2); };
@@ -53,29 +71,49 @@ HostArray centre(const HostArray& rgb, const ImageSize& size) {
 ImageProcessor ImageProcessor::from_json(const json& config) {
   check(config.is_object(), Code::invalid_config, "{}: expected a JSON object, found {}", kWhat, config.type_name());
   ImageProcessor p;
-  const auto given = [&](const char* key) {
+  const auto value_of = [&](const char* key) {
     const auto it = config.find(key);
     return it == config.end() || it->is_null() ? nullptr : &*it;
   };
   const auto flag = [&](const char* key, bool& value) {
-    if (const json* v = given(key)) {
+    if (const json* v = value_of(key)) {
       check(v->is_boolean(), Code::invalid_config, "{}: '{}' is {}; expected true or false", kWhat, key, v->dump());
       value = *v;
     }
   };
   const auto numbers = [&](const char* key, std::array<double, 3>& values) {
-    if (const json* v = given(key)) {
+    if (const json* v = value_of(key)) {
       check(v->is_array() && v->size() == 3 && std::ranges::all_of(*v, [](const json& n) { return n.is_number(); }),
             Code::invalid_config, "{}: '{}' is {}; expected a number for each of red, green and blue", kWhat, key,
             v->dump());
       values = v->get<std::array<double, 3>>();
     }
   };
+  const auto positive = [&](const json& in, const char* key, int64_t& value) {
+    const auto v = in.find(key);
+    if (v == in.end() || v->is_null()) return;
+    check(v->is_number_integer() && *v > 0, Code::invalid_config, "{}: '{}' is {}; expected a whole number above 0",
+          kWhat, key, v->dump());
+    value = *v;
+  };
+  if (value_of("merge_size")) {
+    int64_t patch = 14, merge = 2;
+    positive(config, "patch_size", patch), positive(config, "merge_size", merge);
+    check(patch < 10'000 && merge < 100, Code::invalid_config, "{}: 'patch_size' is {}, 'merge_size' {}; expected less",
+          kWhat, patch, merge);
+    p.area = {.multiple = patch * merge};
+    if (const json* v = value_of("size"); v && v->is_object())
+      positive(*v, "shortest_edge", p.area->least), positive(*v, "longest_edge", p.area->most);
+    positive(config, "min_pixels", p.area->least), positive(config, "max_pixels", p.area->most);
+    check(p.area->least <= p.area->most, Code::invalid_config,
+          "{}: at least {} pixels and at most {}; expected no less", kWhat, p.area->least, p.area->most);
+    p.do_center_crop = false;
+  }
   flag("do_resize", p.do_resize);
   flag("do_center_crop", p.do_center_crop);
   flag("do_rescale", p.do_rescale);
   flag("do_normalize", p.do_normalize);
-  if (const json* v = given("size")) {
+  if (const json* v = value_of("size"); v && !p.area) {
     const bool edge = v->is_object() && v->contains("shortest_edge") && !v->contains("longest_edge");
     if (v->is_number() || edge) {
       p.shortest_edge = pixels(edge ? (*v)["shortest_edge"] : *v, "size");
@@ -83,10 +121,10 @@ ImageProcessor ImageProcessor::from_json(const json& config) {
       p.size = both_sides(*v, "size");
     }
   }
-  if (const json* v = given("crop_size"))
+  if (const json* v = value_of("crop_size"))
     p.crop = v->is_number() ? ImageSize{pixels(*v, "crop_size"), pixels(*v, "crop_size")} : both_sides(*v, "crop_size");
-  if (const json* v = given("resample")) p.filter = filter_of(*v);
-  if (const json* v = given("rescale_factor")) {
+  if (const json* v = value_of("resample")) p.filter = filter_of(*v);
+  if (const json* v = value_of("rescale_factor")) {
     check(v->is_number(), Code::invalid_config, "{}: 'rescale_factor' is {}; expected a number", kWhat, v->dump());
     p.rescale_factor = *v;
   }
@@ -95,11 +133,21 @@ ImageProcessor ImageProcessor::from_json(const json& config) {
   return p;
 }
 
+ImageSize ImageProcessor::resized(const ImageSize& image) const {
+  const int64_t h = image.height, w = image.width, edge = shortest_edge;
+  if (area) {
+    const auto [shorter, longer] = std::minmax(h, w);
+    check(longer <= 200 * shorter, Code::invalid_config,
+          "an image of {}x{} pixels; expected a side at most 200 times as long as the other", h, w);
+    return within(*area, image);
+  }
+  return size ? *size : w <= h ? ImageSize{edge * h / w, edge} : ImageSize{edge, edge * w / h};
+}
+
 HostArray ImageProcessor::apply(const HostArray& rgb) const {
   HostArray image = rgb;
   if (do_resize) {
-    const int64_t h = rgb.dims()[0], w = rgb.dims()[1], edge = shortest_edge;
-    const ImageSize to = size ? *size : w <= h ? ImageSize{edge * h / w, edge} : ImageSize{edge, edge * w / h};
+    const ImageSize to = resized({rgb.dims()[0], rgb.dims()[1]});
     image = resize_rgb8(rgb, to.height, to.width, filter);
   }
   if (do_center_crop) image = centre(image, crop);

@@ -111,7 +111,7 @@ TEST(Text, IsInkedAndCutAtTheEdges) {
   HostArray a = filled(20, 60, {255, 255, 255});
   draw_text(a, 2, 2, "Größe", 13);
   EXPECT_GT(dark_pixels(a, 0, 20), 60);
-  draw_text(a, -10, -5, "cut on every side, however long it is", 40);  // must not write outside
+  draw_text(a, -10, -5, "cut on every side, however long it is", 40);  // must not write outside the image
 }
 
 TEST(Text, WrappedLinesFitAndKeepEveryWord) {
@@ -127,7 +127,7 @@ TEST(Text, WrappedLinesFitAndKeepEveryWord) {
   ASSERT_EQ(cut.size(), 2u);
   EXPECT_TRUE(cut[1].ends_with("…")) << cut[1];
   EXPECT_LE(text_width(cut[1], 12), 100);
-  // A word wider than the line is cut inside, between characters; invalid UTF-8 does no harm.
+  // A word wider than the line is broken between characters; invalid UTF-8 does not crash.
   const auto lines = wrap_text("ßßßßßßßßßßßßßßßßßßßß", 12, 40, 9);
   EXPECT_GT(lines.size(), 1u);
   for (const auto& p : lines) EXPECT_EQ(p.size() % 2, 0u);

@@ -10,8 +10,8 @@
 namespace md {
 namespace {
 
-// Source of the numbers: Pillow's libImaging/Resample.c. Weights are rounded to 22 bits after the point, which leaves
-// 8 bits of value and 2 of headroom in 32.
+// Source of the constants: Pillow's libImaging/Resample.c. Weights have 22 fractional bits, which leaves 8 bits of
+// value and 2 of headroom in 32.
 constexpr int kPrecision = 32 - 8 - 2;
 
 struct Taps {
@@ -21,10 +21,10 @@ struct Taps {
 
 double sinc(double x) { return x == 0 ? 1 : std::sin(x * std::numbers::pi) / (x * std::numbers::pi); }
 
-/// How far from the centre pixels count.
+/// Radius of the filter in pixels.
 double support_of(Filter filter) { return filter == Filter::bilinear ? 1 : filter == Filter::bicubic ? 2 : 3; }
 
-/// Zero beyond the support. Bicubic: Keys 1981, a = −1/2.
+/// Filter response, zero beyond the support. Bicubic: Keys 1981, a = −1/2.
 double response(Filter filter, double x) {
   if (filter == Filter::bilinear) return std::max(0.0, 1.0 - std::abs(x));
   if (filter == Filter::lanczos) return x >= -3 && x < 3 ? sinc(x) * sinc(x / 3) : 0;

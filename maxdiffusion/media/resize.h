@@ -1,5 +1,5 @@
-// Resizing of 8-bit images as Pillow does it: a filter widened by the scale when shrinking (antialiasing), columns
-// first, fixed point, so results agree with Pillow's byte for byte.
+// Resizing of 8-bit images with Pillow's algorithm: a filter widened by the scale when shrinking (antialiasing),
+// columns first, fixed point. Results equal Pillow's byte for byte.
 #pragma once
 
 #include <cstdint>

@@ -18,7 +18,7 @@ inline HostArray grey_frames(int64_t frames, int64_t height, int64_t width, int 
           *to++ = static_cast<uint8_t>(first + i * step + (y < height / 2 && x < width / 2 ? 30 : 0));
   return a;
 }
-/// Which frame of grey_frames each of these is.
+/// The number in grey_frames of each of these frames.
 inline std::vector<int64_t> numbers_of(const HostArray& frames, int first = 16, int step = 6) {
   std::vector<int64_t> numbers;
   const int64_t stride = frames.dims()[1] * frames.dims()[2] * 3;

@@ -19,7 +19,7 @@ struct Font {
 
   Font() {
     if (FT_Init_FreeType(&library) != 0) library = nullptr;
-    // Where the program, Debian, Fedora, Arch and openSUSE have it.
+    // Paths of an installation, and in Debian, Fedora, Arch and openSUSE.
     const std::string file = shipped_file_or(
         "fonts/DejaVuSans.ttf",
         {"/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf", "/usr/share/fonts/dejavu-sans-fonts/DejaVuSans.ttf",
@@ -40,7 +40,7 @@ Font& font() {
   return f;
 }
 
-// The code point at s[i], moving i behind it; bytes that are not UTF-8 count as U+FFFD, one each.
+// The code point at s[i]; moves i past it. Each byte that is not UTF-8 counts as one U+FFFD.
 uint32_t next_code_point(std::string_view s, size_t& i) {
   const auto byte = [&](size_t k) { return static_cast<uint8_t>(s[k]); };
   const uint8_t lead = byte(i);
@@ -99,7 +99,7 @@ void raster_text(std::string_view utf8, int64_t height, const std::function<void
 
 std::vector<std::string> wrap_text(std::string_view utf8, int64_t height, int64_t width, int64_t max_lines) {
   const auto fits = [&](const std::string& s) { return text_width(s, height) <= width; };
-  // The longest prefix of s that fits with `tail`; at least one character, so that wrapping terminates.
+  // The longest prefix of s that fits together with `tail`; at least one character, so that wrapping terminates.
   const auto fitting = [&](std::string_view s, std::string_view tail, size_t least) {
     size_t end = 0;
     for (size_t i = 0; i < s.size();) {

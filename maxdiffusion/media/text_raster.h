@@ -1,5 +1,5 @@
-// Lines of text as grey coverage: DejaVu Sans through FreeType. The font is opened once per process; without it there
-// is no text, and one warning names the package. Thread safe.
+// Lines of text as grey coverage: DejaVu Sans through FreeType. The font is opened once per process; if it is missing,
+// no text is rendered and one warning names the package. Thread safe.
 #pragma once
 
 #include <cstdint>

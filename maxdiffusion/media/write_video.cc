@@ -17,7 +17,7 @@ void check_frames(const HostArray& a, const std::string& name) {
         "{}: expected frames u8[F,H,W,3], found {}", name, to_string(a.shape()));
 }
 
-/// With even sides.
+/// Frames padded to even sides.
 HostArray padded(const HostArray& frames) {
   const int64_t n = frames.dims()[0], h = frames.dims()[1], w = frames.dims()[2], even_h = h + h % 2,
                 even_w = w + w % 2;

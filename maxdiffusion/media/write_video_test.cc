@@ -19,7 +19,7 @@ extern "C" {
 namespace md {
 namespace {
 
-/// Smooth, in strong colours that move.
+/// A smooth video in saturated colours that move.
 HostArray colours(int64_t frames, int64_t height, int64_t width) {
   HostArray a(Shape{DType::u8, {frames, height, width, 3}});
   uint8_t* to = a.mutable_view<uint8_t>().data();
@@ -108,13 +108,13 @@ TEST(WriteVideo, SettingsOutOfRangeAreRefused) {
 }
 
 TEST(EncodeGif, KeepsFewColoursAsTheyAreAndManyNearly) {
-  const HostArray few = grey_frames(5, 20, 31);  // ten colours; lines whose strings grow long
+  const HostArray few = grey_frames(5, 20, 31);  // ten colours, so long LZW strings
   HostArray back = decode_video(encode_gif(few, 10), "few.gif");
   ASSERT_EQ(back.dims(), few.dims());
   EXPECT_EQ(mean_distance(back, few), 0);
   const std::vector<double> times = open_video(encode_gif(few, 10), "few.gif", 1)->times();
   EXPECT_NEAR(times.at(4), 0.4, 1e-6);
-  // More colours than a palette has, and more strings than there are codes.
+  // More colours than a palette holds, and more strings than there are codes.
   const HostArray many = colours(3, 120, 160);
   back = decode_video(encode_gif(many, 8), "many.gif");
   ASSERT_EQ(back.dims(), many.dims());

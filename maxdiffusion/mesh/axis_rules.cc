@@ -1,4 +1,4 @@
-// The rule table as data, and the one walk over it that turns logical names into mesh axes.
+// The rule table as data, and the lookup that turns logical names into mesh axes.
 
 #include "maxdiffusion/mesh/axis_rules.h"
 
@@ -67,7 +67,7 @@ std::vector<AxisRule> unet_rules() {
 
 constexpr const char* kFsdpBatch = "fsdp_batch";
 
-/// What is split over fsdp is split over fsdp_batch too.
+/// Adds fsdp_batch after fsdp in every rule.
 void split_as_fsdp(std::vector<AxisRule>& rules) {
   for (AxisRule& rule : rules) {
     const auto at = std::ranges::find(rule.mesh, "fsdp");
@@ -75,9 +75,9 @@ void split_as_fsdp(std::vector<AxisRule>& rules) {
   }
 }
 
-bool given(const JsonText& t) { return !t.text.empty() && t.text != "null" && t.text != "[]"; }
+bool is_set(const JsonText& t) { return !t.text.empty() && t.text != "null" && t.text != "[]"; }
 
-/// Where the table does not speak of it, a batch array is split as finely as its size allows.
+/// Default rules of batch arrays: shard along as many axes as their size allows.
 const std::vector<AxisRule>& batch_rules() {
   static const std::vector<AxisRule> rules = {
       {axis::kData, {"data", "fsdp", "fsdp_batch", "context", "tensor"}},
@@ -107,7 +107,7 @@ const std::set<std::string>& vocabulary() {
 }  // namespace
 
 AxisRules AxisRules::parse(const std::string& yaml, const std::vector<std::string>& mesh_axes) {
-  std::string text = yaml;  // Python tuples read as lists
+  std::string text = yaml;  // Python's tuples are read as lists
   std::replace(text.begin(), text.end(), '(', '[');
   std::replace(text.begin(), text.end(), ')', ']');
   YAML::Node root;
@@ -124,7 +124,7 @@ AxisRules AxisRules::parse(const std::string& yaml, const std::vector<std::strin
 
 AxisRules AxisRules::make(const ShardingKeys& keys, const std::vector<std::string>& mesh_axes, bool sequences) {
   std::vector<AxisRule> rules =
-      given(keys.logical_axis_rules) ? parse(keys.logical_axis_rules.text, mesh_axes).rules() : unet_rules();
+      is_set(keys.logical_axis_rules) ? parse(keys.logical_axis_rules.text, mesh_axes).rules() : unet_rules();
   if (keys.attention_sharding_uniform) {
     for (const AxisRule& rule : {AxisRule{axis::kLength, {"context"}}, AxisRule{axis::kKvLength, {"context"}}})
       if (std::find(rules.begin(), rules.end(), rule) == rules.end()) rules.push_back(rule);
@@ -136,8 +136,8 @@ AxisRules AxisRules::make(const ShardingKeys& keys, const std::vector<std::strin
   }
   if (std::none_of(rules.begin(), rules.end(), [](const AxisRule& r) { return r.logical == axis::kMlp; }))
     rules.push_back({axis::kMlp, {"tensor"}});
-  if (given(keys.data_sharding)) {
-    // One list of axes, of dim 0 of every batch; the default rules use fewer axes if not all divide.
+  if (is_set(keys.data_sharding)) {
+    // A list of axes for axis 0 of every batch; the default rules use fewer axes if not all divide it.
     const std::string& text = keys.data_sharding.text;
     const AxisRule batch =
         parse(fmt::format("[['{}', {}]]", axis::kData, text.substr(1, text.size() - 2)), mesh_axes).rules()[0];
@@ -217,18 +217,18 @@ Sharding AxisRules::resolve(const Mesh& mesh, const std::vector<std::string>& na
             fmt::join(dims, ","), dims[d], fmt::join(refused[d], " × "), parts_of(refused[d]));
   }
 
-  // A batch uses those of its axes that divide it; the rest of fsdp may shard the sequence.
+  // A batch uses those of its axes that divide it; unused fsdp axes may shard the sequence.
   const auto batch = static_cast<size_t>(std::ranges::find_if(names, is_batch) - names.begin());
   const auto length = static_cast<size_t>(std::ranges::find_if(names, is_length) - names.begin());
   if (batch < dims.size() && !refused[batch].empty()) {
-    std::vector<std::string> taken, left, of_sequence;
+    std::vector<std::string> batch_axes, left, of_sequence;
     for (const auto& a : refused[batch]) {
-      taken.push_back(a);
-      if (dims[batch] % parts_of(taken) == 0) continue;
-      taken.pop_back();
+      batch_axes.push_back(a);
+      if (dims[batch] % parts_of(batch_axes) == 0) continue;
+      batch_axes.pop_back();
       (sequences_ && a.starts_with("fsdp") ? of_sequence : left).push_back(a);
     }
-    assign(batch, std::move(taken));
+    assign(batch, std::move(batch_axes));
     refused[batch] = std::move(left);
     if (length < dims.size() && !of_sequence.empty()) {
       std::vector<std::string> all = of_sequence;

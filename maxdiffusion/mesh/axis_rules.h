@@ -37,7 +37,7 @@ class AxisRules {
   /// From the YAML text [['batch', 'data'], ['embed', ['fsdp', 'tensor']], ['norm', null]]; Python's tuples and
   /// None are understood. Throws invalid_config, also on an axis that is not one of `mesh_axes`.
   static AxisRules parse(const std::string& yaml, const std::vector<std::string>& mesh_axes);
-  /// The table of `keys.logical_axis_rules`, or the documented one of UNet models where that is empty, and
+  /// The table of `keys.logical_axis_rules`, or the documented one of UNet models if that is empty, and
   ///   with attention_sharding_uniform, as in MaxDiffusion: `activation_length: context` and `activation_kv_length:
   ///     context` after it, and before it the rules of self and cross attention (queries over context, keys and
   ///     values replicated, heads over tensor, where MaxDiffusion replicates them);
@@ -48,7 +48,7 @@ class AxisRules {
   /// With `sequences`, fsdp devices shard the sequence of each sample if the batch is not divisible by them. Throws
   /// invalid_config as parse().
   static AxisRules make(const ShardingKeys& keys, const std::vector<std::string>& mesh_axes, bool sequences = false);
-  /// As make(), with the default table of a family (Family::axis_rules); empty: the table of UNet models.
+  /// As make(), with the default table of a family (FamilySpec::axis_rules); empty: the table of UNet models.
   static AxisRules for_family(ShardingKeys keys, const std::vector<std::string>& mesh_axes,
                               const std::string& of_family);
   /// make() with default keys.

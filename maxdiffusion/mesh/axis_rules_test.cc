@@ -70,7 +70,7 @@ TEST(AxisRules, EarlierRulesWinAndAnAxisIsUsedOnce) {
   const Mesh m = mesh(1, 2, 1, 2);
   const auto rules = AxisRules::parse("[['heads', 'tensor'], ['mlp', 'tensor'], ['embed', 'fsdp']]", kMesh);
   EXPECT_EQ(rules.resolve(m, {"embed", "heads"}, {8, 8}).dims, (Spec{{"fsdp"}, {"tensor"}}));
-  EXPECT_EQ(rules.resolve(m, {"mlp", "heads"}, {8, 8}).dims, (Spec{{}, {"tensor"}}));  // tensor went to heads
+  EXPECT_EQ(rules.resolve(m, {"mlp", "heads"}, {8, 8}).dims, (Spec{{}, {"tensor"}}));  // "heads" took tensor
   const auto of_one = AxisRules::parse("[['embed', 'fsdp'], ['embed', 'tensor']]", kMesh);
   EXPECT_EQ(of_one.resolve(m, {"embed"}, {8}).dims, (Spec{{"fsdp"}}));
 }
@@ -104,7 +104,7 @@ TEST(AxisRules, IndivisibleDimIsReplicatedOrRefused) {
                   },
                   Code::invalid_config),
               HasSubstr("dim 1 ('embed') of [8,6] has size 6, which fsdp = 4 devices do not divide"));
-  EXPECT_NO_THROW(rules.resolve(m, {"norm", ""}, {7, 3}, true));  // no rule wants to split them
+  EXPECT_NO_THROW(rules.resolve(m, {"norm", ""}, {7, 3}, true));  // no rule splits them
 }
 
 TEST(AxisRules, KnownNamesWithoutARuleAreReplicated) {
@@ -139,8 +139,8 @@ TEST(AxisRules, BatchArraysAreSplitAsFinelyAsTheyDivide) {
   EXPECT_TRUE(rules.resolve(m, {axis::kData, ""}, {3, 3}).replicated());
   EXPECT_THAT(refusal([&] { rules.resolve(m, {axis::kData}, {3}, true); }, Code::invalid_config),
               HasSubstr("has size 3, which data = 2 devices do not divide"));
-  const auto own = AxisRules::parse("[['data_batch', 'fsdp']]", kMesh);
-  EXPECT_EQ(own.resolve(m, {axis::kData}, {8}).dims, (Spec{{"fsdp"}}));
+  const auto custom = AxisRules::parse("[['data_batch', 'fsdp']]", kMesh);
+  EXPECT_EQ(custom.resolve(m, {axis::kData}, {8}).dims, (Spec{{"fsdp"}}));
 }
 
 const std::vector<std::string> kActivation = {axis::kBatch, axis::kLength, axis::kHeadsAct};
@@ -161,7 +161,7 @@ TEST(AxisRules, WhatABatchLeavesOfFsdpDividesTheSequence) {
                             "[['activation_batch', ['data', 'fsdp']], ['activation_length', 'context'], "
                             "['activation_heads', 'tensor'], ['embed', ['context', 'fsdp']]]"}) {
     const AxisRules rules = AxisRules::make({.logical_axis_rules = {table}, .data_sharding = {}}, kMesh, true);
-    // The documents' command: 128 devices, a batch of 32.
+    // The command of the reference's documentation: 128 devices, a batch of 32.
     const Mesh pod = mesh(32, 4, 1, 1);
     EXPECT_EQ(rules.resolve(pod, kActivation, {32, 75600, 5120}).dims, (Spec{{"data"}, {"fsdp"}, {}}));
     EXPECT_EQ(rules.resolve(pod, {axis::kBatch, axis::kSelfLength, axis::kSelfHeads}, {32, 75600, 40}).dims,
@@ -172,7 +172,7 @@ TEST(AxisRules, WhatABatchLeavesOfFsdpDividesTheSequence) {
     EXPECT_EQ(rules.resolve(pod, kActivation, {128, 75600, 5120}).dims, (Spec{{"data", "fsdp"}, {}, {}}));
     EXPECT_EQ(rules.resolve(pod, {axis::kBatch, axis::kLength, "", ""}, {32, 1, 6, 64}).dims,
               (Spec{{"data"}, {}, {}, {}}));
-    // Beside context, which has its part of the sequence already.
+    // With context, which splits the sequence too.
     EXPECT_EQ(rules.resolve(mesh(1, 2, 2, 2), kActivation, {1, 16, 64}).dims,
               (Spec{{}, {"fsdp", "context"}, {"tensor"}}));
     EXPECT_EQ(rules.resolve(mesh(1, 2, 2, 2), kActivation, {1, 6, 64}).dims, (Spec{{}, {"context"}, {"tensor"}}));
@@ -181,30 +181,30 @@ TEST(AxisRules, WhatABatchLeavesOfFsdpDividesTheSequence) {
 
 TEST(AxisRules, LogsHowBatchesAreShardedAndWhatIsReplicated) {
   const AxisRules with = AxisRules::make({}, kMesh, true), without = AxisRules::defaults();
-  auto said = [](const AxisRules& rules, const Mesh& m, const std::vector<std::string>& names,
-                 const std::vector<int64_t>& dims) {
+  auto message = [](const AxisRules& rules, const Mesh& m, const std::vector<std::string>& names,
+                    const std::vector<int64_t>& dims) {
     testing::internal::CaptureStderr();
     rules.resolve(m, names, dims);
     return testing::internal::GetCapturedStderr();
   };
   const Mesh m = mesh(2, 4, 1, 1);
-  EXPECT_THAT(said(with, m, kActivation, {26, 16, 64}),
+  EXPECT_THAT(message(with, m, kActivation, {26, 16, 64}),
               HasSubstr("mesh: each device computes 13 of 26 samples (data = 2); fsdp = 4 shards the sequence of each "
                         "sample"));
-  EXPECT_THAT(said(with, m, kActivation, {208, 16, 64}),
+  EXPECT_THAT(message(with, m, kActivation, {208, 16, 64}),
               HasSubstr("mesh: each device computes 26 of 208 samples (data = 2, fsdp = 4); fsdp = 4 shards its rows"));
   EXPECT_THAT(
-      said(without, m, kActivation, {26, 16, 64}),
+      message(without, m, kActivation, {26, 16, 64}),
       ::testing::AllOf(HasSubstr("W "), HasSubstr("mesh: activation_batch of size 26 is replicated over fsdp = 4, "
                                                   "which does not divide it")));
-  EXPECT_EQ(said(without, m, kActivation, {26, 17, 64}), "");  // once
-  EXPECT_THAT(said(with, m, kActivation, {26, 17, 64}),
+  EXPECT_EQ(message(without, m, kActivation, {26, 17, 64}), "");  // logged once
+  EXPECT_THAT(message(with, m, kActivation, {26, 17, 64}),
               HasSubstr("mesh: activation_length of size 17 is replicated over fsdp = 4"));
-  EXPECT_THAT(said(without, m, {axis::kHeads, axis::kEmbed}, {8, 10}),
+  EXPECT_THAT(message(without, m, {axis::kHeads, axis::kEmbed}, {8, 10}),
               HasSubstr("mesh: embed of size 10 is replicated over fsdp = 4"));
-  EXPECT_THAT(said(without, m, kActivation, {1, 16, 64}),
+  EXPECT_THAT(message(without, m, kActivation, {1, 16, 64}),
               HasSubstr("mesh: activation_batch of size 1 is replicated over data = 2, fsdp = 4"));
-  EXPECT_EQ(said(without, m, {axis::kNorm, axis::kEmbed}, {7, 1}), "");  // nothing to split
+  EXPECT_EQ(message(without, m, {axis::kNorm, axis::kEmbed}, {7, 1}), "");  // nothing to split
 }
 
 // S0-101
@@ -216,7 +216,7 @@ TEST(AxisRules, FsdpBatchSplitsWhatFsdpSplits) {
   Topology eight;
   for (int i = 0; i < 8; ++i) eight.devices.push_back({.id = i});
   const Mesh m = Mesh::make(config, eight);
-  // The reference's own table and data_sharding, which do not know the axis.
+  // The reference's table and data_sharding, which lack the axis.
   const ShardingKeys keys{.logical_axis_rules = {"[['activation_batch', ['data', 'fsdp']], ['embed', 'fsdp']]"},
                           .data_sharding = {"[['data', 'fsdp', 'context', 'tensor']]"}};
   for (const ShardingKeys& k : {ShardingKeys{}, keys}) {

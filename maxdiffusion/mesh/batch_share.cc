@@ -54,14 +54,14 @@ BatchShare batch_share(const Mesh& mesh, const Sharding& batch, const std::vecto
     parts_of[processes[static_cast<size_t>(i)]].insert(shard_of(mesh, rows, {all}, i, "batch").start[0]);
   check(parts_of.contains(process), Code::internal, "{}: no device belongs to process {}", mesh.describe(), process);
 
-  std::map<int64_t, std::set<int64_t>> shares;  // by the first part
-  int64_t held = 0;
+  std::map<int64_t, std::set<int64_t>> shares;  // by the index of the first part
+  int64_t covered = 0;
   for (const auto& [p, parts] : parts_of)
-    if (shares.emplace(*parts.begin(), parts).second) held += static_cast<int64_t>(parts.size());
+    if (shares.emplace(*parts.begin(), parts).second) covered += static_cast<int64_t>(parts.size());
   const std::set<int64_t>& mine = parts_of.at(process);
   const auto n = static_cast<int64_t>(shares.size());
   for (const auto& [p, parts] : parts_of)
-    check(shares.at(*parts.begin()) == parts && parts.size() == mine.size() && held == all, Code::invalid_config,
+    check(shares.at(*parts.begin()) == parts && parts.size() == mine.size() && covered == all, Code::invalid_config,
           "mesh {}: of {} parts of a batch process {} holds [{}] and process {} [{}]; expected the same parts in all "
           "processes, or as many different ones",
           mesh.describe(), all, process, fmt::join(mine, ","), p, fmt::join(parts, ","));

@@ -43,7 +43,7 @@ TEST(BatchShare, IsAllOfTheBatchForOneProcess) {
 }
 
 TEST(BatchShare, IsTheRowsOnTheDevicesOfTheProcess) {
-  // The two halves of data; both halves of tensor, which hold the same rows; interleaved; four hosts of a torus.
+  // Two halves of data; two halves of tensor, which hold the same rows; interleaved; four hosts of a torus.
   const Mesh m = mesh(2, 2, 2);
   EXPECT_EQ(batch_share(m, kDataAndFsdp, {0, 0, 0, 0, 1, 1, 1, 1}, 1), (BatchShare{1, 2, {}}));
   EXPECT_EQ(batch_share(m, kDataAndFsdp, {1, 1, 1, 1, 0, 0, 0, 0}, 1), (BatchShare{0, 2, {}}));

@@ -1,5 +1,5 @@
-// From sizes in a config to an order of devices. The −1 rules and their messages are the documented ones; the device
-// order is id order within a slice, and slices are the outer factor of every axis.
+// Computes an order of devices from sizes in a config. The −1 rules and their messages are the documented ones. Devices
+// are in id order within a slice, and slices are the outer factor of every axis.
 
 #include "maxdiffusion/mesh/mesh.h"
 
@@ -70,24 +70,24 @@ Sizes fill(Sizes sizes, const char* link, int64_t target) {
   return sizes;
 }
 
-/// mesh_axes may leave out axes that are not used; it may not invent, repeat or reorder them.
+/// mesh_axes may omit unused axes, but not add, repeat or reorder axes.
 void check_axis_names(const std::vector<std::string>& names, const Sizes& ici, const Sizes& dcn) {
-  std::vector<bool> seen(kAxes.size());
+  std::vector<bool> listed(kAxes.size());
   size_t last = 0;
   for (const auto& name : names) {
     const auto at = std::find(kAxes.begin(), kAxes.end(), name);
     check(at != kAxes.end(), Code::invalid_config, "mesh_axes: unknown axis '{}'; expected one of: {}", name,
           fmt::join(kAxes, ", "));
     const auto i = static_cast<size_t>(at - kAxes.begin());
-    check(!seen[i], Code::invalid_config, "mesh_axes: axis '{}' is listed twice", name);
+    check(!listed[i], Code::invalid_config, "mesh_axes: axis '{}' is listed twice", name);
     check(i >= last, Code::invalid_config,
           "mesh_axes: [{}] is out of order; the order is {} (first: slowest links, last: fastest)",
           fmt::join(names, ", "), fmt::join(kAxes, ", "));
-    seen[i] = true;
+    listed[i] = true;
     last = i;
   }
   for (size_t i = 0; i < kAxes.size(); ++i) {
-    if (seen[i]) continue;
+    if (listed[i]) continue;
     for (auto [link, size] : {std::pair{"ici", ici[i]}, std::pair{"dcn", dcn[i]}}) {
       // dcn_data_parallelism=-1 is the default and means 1 on one slice, so only sizes above 1 are a contradiction.
       if (size == 1 || (size == -1 && std::string(link) == "dcn")) continue;
@@ -147,17 +147,19 @@ std::vector<std::string> MeshConfig::axes() const {
 
 Mesh Mesh::make(const MeshConfig& config, const Topology& topology) {
   check(!topology.devices.empty(), Code::invalid_config, "mesh: the topology has no devices");
-  const Sizes given_ici = {config.ici_data_parallelism, config.ici_fsdp_parallelism, config.ici_fsdp_batch_parallelism,
-                           config.ici_context_parallelism, config.ici_tensor_parallelism};
-  const Sizes given_dcn = {config.dcn_data_parallelism, config.dcn_fsdp_parallelism, config.dcn_fsdp_batch_parallelism,
-                           config.dcn_context_parallelism, config.dcn_tensor_parallelism};
+  const Sizes requested_ici = {config.ici_data_parallelism, config.ici_fsdp_parallelism,
+                               config.ici_fsdp_batch_parallelism, config.ici_context_parallelism,
+                               config.ici_tensor_parallelism};
+  const Sizes requested_dcn = {config.dcn_data_parallelism, config.dcn_fsdp_parallelism,
+                               config.dcn_fsdp_batch_parallelism, config.dcn_context_parallelism,
+                               config.dcn_tensor_parallelism};
   const std::vector<std::string> names = config.axes();
-  check_axis_names(names, given_ici, given_dcn);
+  check_axis_names(names, requested_ici, requested_dcn);
   const auto slices = by_slice(topology);
   const auto slice_count = static_cast<int64_t>(slices.size());
-  const Sizes ici = fill(given_ici, "ici", static_cast<int64_t>(slices[0].size()));
+  const Sizes ici = fill(requested_ici, "ici", static_cast<int64_t>(slices[0].size()));
   // As in MaxDiffusion, the DCN sizes are ignored on one slice.
-  const Sizes dcn = slice_count > 1 ? fill(given_dcn, "dcn", slice_count) : Sizes{1, 1, 1, 1, 1};
+  const Sizes dcn = slice_count > 1 ? fill(requested_dcn, "dcn", slice_count) : Sizes{1, 1, 1, 1, 1};
 
   Mesh mesh;
   Sizes total{};

@@ -61,7 +61,7 @@ struct MeshConfig {
 
 class Mesh {
  public:
-  /// Throws invalid_config: two −1, sizes that do not divide, product that does not match .
+  /// Throws invalid_config for two −1, sizes that do not divide, or a product that is not the number of devices.
   static Mesh make(const MeshConfig& config, const Topology& topology);
   /// One device, all axes of size 1.
   static Mesh single();

@@ -75,7 +75,7 @@ TEST(Mesh, OneUnspecifiedSizeTakesWhatTheOthersLeave) {
   const Mesh m = Mesh::make(c, devices(8));
   EXPECT_EQ(m.describe(), "data 2 × fsdp 2 × tensor 2 (8 devices)");
   EXPECT_THAT(m.device_ids(), ElementsAre(0, 1, 2, 3, 4, 5, 6, 7));
-  EXPECT_THAT(m.position(5), ElementsAre(1, 0, 0, 1));  // tensor is the fastest axis
+  EXPECT_THAT(m.position(5), ElementsAre(1, 0, 0, 1));  // tensor varies fastest
 }
 
 // S1-33, S1-52
@@ -193,7 +193,7 @@ TEST(Torus, SplittingLetsOneAxisServeTwo) {
   std::vector<DeviceInfo> d;
   for (int x = 0; x < 4; ++x) d.push_back({.id = x, .process = 0, .slice = 0, .coords = {3 - x, 0, 0}});
   EXPECT_THAT(torus_order(d, {2, 1, 1, 2}, false), ElementsAre(0, 1, 2, 3));  // no assignment: id order
-  EXPECT_THAT(torus_order(d, {2, 1, 1, 2}, true), ElementsAre(3, 2, 1, 0));   // along the wires
+  EXPECT_THAT(torus_order(d, {2, 1, 1, 2}, true), ElementsAre(3, 2, 1, 0));   // along the physical links
 }
 
 TEST(Torus, EveryDeviceAppearsOnce) {

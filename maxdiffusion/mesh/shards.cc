@@ -20,7 +20,7 @@ int64_t index_in(const Slice& shard, const std::vector<int64_t>& element) {
   return index;
 }
 
-/// The first dim of those that a run of neighbouring elements spans in all of `holders`, for the part `s` of them.
+/// The first dim of those that a contiguous run of `s` spans completely in all of `holders`.
 size_t first_dim_of_run(const Slice& s, std::initializer_list<const Slice*> holders) {
   size_t d = s.size.size();
   while (d > 0) {
@@ -50,7 +50,7 @@ void walk(const Slice& part, std::initializer_list<const Slice*> holders, Act&& 
   }
 }
 
-/// Copies the elements of `part`, which both hold.
+/// Copies the elements of `part`, which both slices contain.
 void copy_part(const Slice& part, const Shard& from, const Slice& to_slice, std::byte* to) {
   const HostArray values = from.get();
   const size_t element = size_of(values.dtype());
@@ -68,9 +68,9 @@ ShardedArray::ShardedArray(HostArray whole) : shape(whole.shape()) {
 }
 
 bool ShardedArray::complete() const {
-  int64_t here = 0;
-  for (const Shard& p : shards) here += p.slice.elements();
-  return here == shape.elements() && !shards.empty();
+  int64_t present = 0;
+  for (const Shard& p : shards) present += p.slice.elements();
+  return present == shape.elements() && !shards.empty();
 }
 
 HostArray ShardedArray::take(const Slice& slice) {
@@ -82,7 +82,7 @@ HostArray ShardedArray::take(const Slice& slice) {
 }
 
 HostArray ShardedArray::read(const Slice& slice) const {
-  const Shape wanted{shape.dtype, slice.size};
+  const Shape slice_shape{shape.dtype, slice.size};
   check(slice.within(shape.dims), Code::internal, "{} is not a part of {}", to_string(slice), to_string(shape));
   HostArray out;
   int64_t found = 0;
@@ -92,15 +92,15 @@ HostArray ShardedArray::read(const Slice& slice) const {
     if (*both == slice && elements_from(slice, first_dim_of_run(slice, {&p.slice})) == slice.elements()) {
       const auto offset = static_cast<size_t>(index_in(p.slice, slice.start)) * size_of(shape.dtype);
       HostArray values = p.get();
-      return offset == 0 && p.slice == slice ? values : HostArray(wanted, values.owner(), values.data() + offset);
+      return offset == 0 && p.slice == slice ? values : HostArray(slice_shape, values.owner(), values.data() + offset);
     }
-    if (!out) out = HostArray(wanted);
+    if (!out) out = HostArray(slice_shape);
     copy_part(*both, p, slice, out.mutable_data());
     found += both->elements();
   }
   check(found == slice.elements(), Code::internal, "{} of {}: {} of its {} elements are here", to_string(slice),
         to_string(shape), found, slice.elements());
-  return out ? out : HostArray(wanted);
+  return out ? out : HostArray(slice_shape);
 }
 
 NamedShards as_shards(HostArrays arrays) {
@@ -130,16 +130,16 @@ void each_run(const Slice& part, const Slice& holder, const std::function<void(i
 }
 
 std::string tiling_fault(const Dims& dims, const std::vector<Slice>& slices) {
-  int64_t here = 0;
+  int64_t present = 0;
   for (size_t i = 0; i < slices.size(); ++i) {
     const Slice& s = slices[i];
     if (!s.within(dims)) return fmt::format("the shard {} is outside {}", to_string(s), to_string(dims));
     for (size_t k = 0; k < i; ++k)
       if (overlap(s, slices[k])) return fmt::format("the shards {} and {} overlap", to_string(slices[k]), to_string(s));
-    here += s.elements();
+    present += s.elements();
   }
   const int64_t all = Slice::all(dims).elements();
-  return here == all ? "" : fmt::format("the shards hold {} of {} elements of {}", here, all, to_string(dims));
+  return present == all ? "" : fmt::format("the shards hold {} of {} elements of {}", present, all, to_string(dims));
 }
 
 ShardedArray ShardedArray::cast(DType to) const {

@@ -19,7 +19,7 @@ std::vector<int32_t> values(const HostArray& a) {
   const auto v = a.view<int32_t>();
   return {v.begin(), v.end()};
 }
-/// By the definition: the elements of [3, 4] whose indices lie in the slice.
+/// By definition: the elements of [3, 4] whose indices are in the slice.
 std::vector<int32_t> expected(const Slice& s) {
   std::vector<int32_t> out;
   for (int64_t y = s.start[0]; y < s.start[0] + s.size[0]; ++y)
@@ -66,7 +66,7 @@ TEST(ShardedArray, TakenShardHasOneOwner) {
   EXPECT_EQ(values(whole), expected({{0, 0}, {3, 4}}));
   EXPECT_TRUE(whole.sole());
   EXPECT_TRUE(a.shards.empty());
-  const HostArray held = whole;
+  const std::vector<HostArray> held = {whole};
   EXPECT_FALSE(whole.sole());
 }
 

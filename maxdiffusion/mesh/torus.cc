@@ -14,7 +14,7 @@ struct Factor {
   int64_t size, stride;
 };
 
-/// Factors of the physical axes: whole, or (split) as their prime factors, smallest stride last used first.
+/// Factors of the physical axes: whole axes, or with `split` their prime factors; the smallest stride is used first.
 std::vector<Factor> factors(const std::vector<int64_t>& grid, bool split) {
   std::vector<Factor> out;
   for (size_t a = 0; a < grid.size(); ++a) {
@@ -54,7 +54,7 @@ bool assign(const std::vector<int64_t>& sizes, size_t remaining_axes, const std:
   return choose(sizes, remaining_axes - 1, sizes[remaining_axes - 1], 0, free, used, chosen);
 }
 
-/// Sizes of the coordinate grid and the device at each point, or nothing when the devices do not fill one.
+/// Sizes of the coordinate grid and the device at each point; none if the devices do not fill a grid.
 struct Grid {
   std::vector<int64_t> sizes;
   std::map<std::vector<int64_t>, int> at;
@@ -72,7 +72,7 @@ std::optional<Grid> grid_of(const std::vector<DeviceInfo>& devices) {
   }
   Grid g;
   for (size_t i = 0; i < rank; ++i) g.sizes.push_back(high[i] - low[i] + 1);
-  // Chips with several cores share a point: the core, in id order, is one more axis, the fastest.
+  // Chips with several cores share a point: the core, in id order, is another axis, the fastest.
   std::map<std::vector<int64_t>, int64_t> cores;
   for (const auto& d : devices) {
     std::vector<int64_t> point;
@@ -97,7 +97,7 @@ std::vector<int> torus_order(const std::vector<DeviceInfo>& devices, const std::
   for (const auto& d : devices) order.push_back(d.id);
   const auto grid = grid_of(devices);
   if (!grid) return order;
-  // Cores of a chip are the nearest neighbours of all, so they are offered first; then x, y, z.
+  // Cores of a chip are nearest to each other, so they are assigned first; then x, y, z.
   std::vector<int64_t> physical = grid->sizes;
   std::rotate(physical.begin(), physical.end() - 1, physical.end());
   const auto free = factors(physical, split);

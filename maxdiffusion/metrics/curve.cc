@@ -44,7 +44,7 @@ class Canvas {
     const int64_t left = std::llround(x - align * static_cast<double>(text_width(s, size)));
     raster_text(s, size, [&](int64_t dx, int64_t dy, uint8_t ink) { blend(left + dx, y + dy, kText, ink / 255.0); });
   }
-  /// Read from below, centred on y; x: left edge.
+  /// Text that is read upwards, centred on y; x: left edge.
   void upward_text(int64_t x, int64_t y, const std::string& s, int64_t size) {
     const int64_t start = y + text_width(s, size) / 2;
     raster_text(s, size, [&](int64_t dx, int64_t dy, uint8_t ink) { blend(x + dy, start - dx, kText, ink / 255.0); });
@@ -54,7 +54,8 @@ class Canvas {
   HostArray rgb_;
 };
 
-/// How much of each pixel of the plot a line covers. Segments of one line join by maximum, so joints do not darken.
+/// Coverage of each pixel of the plot by a line. Segments of one line are combined by maximum, so that joints are not
+/// darker.
 class LineCoverage {
  public:
   explicit LineCoverage(double width) : half_(width / 2), cover_(static_cast<size_t>(kWidth * kHeight)) {}
@@ -79,7 +80,7 @@ class LineCoverage {
       }
     }
   }
-  /// Ink inside a box.
+  /// Amount of ink inside a box.
   double inside(int64_t x0, int64_t y0, int64_t x1, int64_t y1) const {
     double sum = 0;
     for (int64_t y = y0; y <= y1; ++y)
@@ -107,8 +108,8 @@ struct Range {
   }
 };
 
-/// Values in plot units (log10 with log_y). The outermost hundredth of faint curves may be clipped, so that outliers do
-/// not flatten the plot.
+/// Range of values in plot units (log10 with log_y). The outermost hundredth of faint curves may be clipped, so that
+/// outliers do not flatten the plot.
 Range y_range(const std::vector<Curve>& curves, bool log_y) {
   Range r;
   for (const Curve& c : curves) {
@@ -131,7 +132,7 @@ Range y_range(const std::vector<Curve>& curves, bool log_y) {
   return {.low = r.low == 0 && !log_y ? 0 : r.low - pad, .high = r.high + pad};
 }
 
-/// Labels of one axis share unit and digits.
+/// Tick label; all labels of an axis share unit and digits.
 std::string tick_text(double v, double spacing, double largest) {
   if (v == 0) return "0";
   if (largest < 1e-3) return fmt::format("{:.3g}", v);
@@ -162,7 +163,7 @@ std::vector<double> log_ticks(double low, double high) {
 std::vector<double> smoothed(const std::vector<double>& values, double horizon) {
   const double decay = std::exp(-1 / std::max(horizon, 1e-9));
   std::vector<double> sum(values.size()), weight(values.size());
-  // Forward, then backward: the two lags cancel. A value's own weight is counted in both.
+  // A forward and a backward pass: the two lags cancel. A value's own weight is counted in both passes.
   auto pass = [&](auto&& index_of) {
     double s = 0, w = 0;
     for (size_t k = 0; k < values.size(); ++k) {

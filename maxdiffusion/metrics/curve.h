@@ -9,7 +9,7 @@ namespace md {
 struct Curve {
   std::string name;  // in the legend; empty: not listed
   std::vector<double> x, y;
-  bool faint = false;  // a pale fine line, for raw values under a smoothed curve of the same colour
+  bool faint = false;  // a pale, fine line, for raw values under a smoothed curve of the same colour
 };
 /// A line plot with axes, ticks and a legend, as PNG. `log_y`: logarithmic y axis. Points that are not finite (or not
 /// positive, with log_y) break the line.

@@ -11,6 +11,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/this_machine.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/media/gif.h"
 #include "maxdiffusion/media/image.h"
@@ -24,16 +25,12 @@ constexpr size_t kFlushBytes = 1 << 20;
 constexpr double kFlushSeconds = 5;
 constexpr int kDataClassTensor = 2, kTypeString = 7, kColorspaceRgb = 3;
 
-double now_seconds() {
-  return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
-}
-
 std::string file_name() {
   static std::atomic<int> count = 0;
   char host[256] = "localhost";
   ::gethostname(host, sizeof host - 1);
-  return fmt::format("events.out.tfevents.{:010}.{}.{}.{}", static_cast<int64_t>(now_seconds()), host, ::getpid(),
-                     count++);
+  return fmt::format("events.out.tfevents.{:010}.{}.{}.{}", static_cast<int64_t>(seconds_since_1970()), host,
+                     ::getpid(), count++);
 }
 
 }  // namespace
@@ -42,14 +39,14 @@ struct EventWriter::Impl {
   std::mutex mutex;
   FileWriter file;
   std::string waiting;
-  double flushed_at = now_seconds();
+  double flushed_at = seconds_since_1970();
 
   explicit Impl(const std::string& path) : file(path) {}
 
   void flush_locked() {
-    flushed_at = now_seconds();
+    flushed_at = seconds_since_1970();
     if (waiting.empty()) return;
-    std::string out = std::exchange(waiting, {});  // not tried twice: a half record would spoil the file
+    std::string out = std::exchange(waiting, {});  // not retried: a partial record corrupts the file
     file.write(out.data(), out.size());
   }
 
@@ -65,12 +62,12 @@ struct EventWriter::Impl {
   }
 
   void add(event::Event& e, int64_t step) {
-    e.set_wall_time(now_seconds());
+    e.set_wall_time(seconds_since_1970());
     e.set_step(step);
     const std::string body = e.SerializeAsString();
     std::lock_guard lock(mutex);
     append_tfrecord(waiting, body);
-    if (waiting.size() > kFlushBytes || now_seconds() - flushed_at > kFlushSeconds) flush_locked();
+    if (waiting.size() > kFlushBytes || seconds_since_1970() - flushed_at > kFlushSeconds) flush_locked();
   }
 };
 

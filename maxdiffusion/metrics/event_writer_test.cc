@@ -13,7 +13,7 @@
 namespace md {
 namespace {
 
-/// CRC-32C bit by bit, the slow clear version.
+/// CRC-32C bit by bit: a slow reference implementation.
 uint32_t crc32c(std::string_view bytes) {
   uint32_t c = ~0u;
   for (unsigned char b : bytes) {
@@ -28,7 +28,7 @@ uint32_t masked(std::string_view bytes) {
   return ((c >> 15) | (c << 17)) + 0xa282ead8u;
 }
 
-/// Messages of the only file in `folder`; every checksum is checked.
+/// Messages of the only file in `folder`; verifies every checksum.
 std::vector<std::string> records(const std::string& folder) {
   std::vector<std::string> files, out;
   for (const auto& f : std::filesystem::directory_iterator(folder)) files.push_back(f.path());
@@ -75,7 +75,7 @@ TEST(EventWriter, WritesFramedEvents) {
   EXPECT_TRUE(has(r[1], std::string_view(step, 2)));
   EXPECT_TRUE(has(r[2], "a | b") && has(r[2], "text"));
   EXPECT_TRUE(has(r[3], "PNG"));
-  const char clip[] = {0x08, 0x02, 0x10, 0x06};  // fields of an image: 2 high, 6 wide
+  const char clip[] = {0x08, 0x02, 0x10, 0x06};  // fields of an image: height 2, width 6
   EXPECT_TRUE(has(r[4], "clip") && has(r[4], "GIF89a") && has(r[4], std::string_view(clip, 4)));
 }
 

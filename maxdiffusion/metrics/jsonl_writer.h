@@ -9,8 +9,9 @@
 
 namespace md {
 
-/// One JSON object per line, appended: {"step": 12, "run_name": "…", "loss": 0.5, …}. Not thread safe. Lines are
-/// buffered until flush(), destruction, a few seconds or many bytes.
+/// One JSON object per line, appended: {"step": 12, "run_name": "…", "time": 1764106322.125, "loss": 0.5, …}; time:
+/// seconds since 1970 when it was written. Not thread safe. Lines are buffered until flush(), destruction, a few
+/// seconds or many bytes.
 class JsonlWriter {
  public:
   /// Keeps complete lines of steps 1 … keep_through_step of an existing file; a resumed run writes later ones again. 0:
@@ -21,7 +22,7 @@ class JsonlWriter {
   void write(int64_t step, const std::map<std::string, double>& values, const std::string& run_name);
   void flush();
   /// Step and values of each kept line.
-  std::vector<std::pair<int64_t, std::map<std::string, double>>> kept() const;
+  std::vector<std::pair<int64_t, std::map<std::string, double>>> retained() const;
 
  private:
   struct Impl;

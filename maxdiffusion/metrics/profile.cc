@@ -20,7 +20,7 @@
 namespace md {
 namespace {
 
-/// Host threads as the plane that TensorBoard expects. "train" with its number is a step.
+/// Host threads as the plane that TensorBoard expects. A span "train" with its number is a step.
 xplane::XPlane host_plane(const std::vector<TracedThread>& threads) {
   xplane::XPlane plane;
   plane.set_name("/host:CPU");
@@ -58,7 +58,7 @@ xplane::XPlane host_plane(const std::vector<TracedThread>& threads) {
   return plane;
 }
 
-/// The same in the trace event format of Chrome.
+/// Host threads in Chrome's trace event format.
 std::string chrome_trace(const std::vector<TracedThread>& threads) {
   using nlohmann::json;
   json events = json::array();
@@ -126,7 +126,7 @@ std::string Profile::write(const std::string& folder) {
   xplane::XSpace space;
   space.add_hostnames(host);
   *space.add_planes() = host_plane(threads);
-  // Messages that follow each other are one message: the plugin's planes join ours.
+  // Concatenated protobuf messages are one message: this adds the plugin's planes.
   std::string bytes = space.SerializeAsString();
   if (impl_->plugin) bytes += impl_->plugin->stop();
 

@@ -20,7 +20,7 @@ struct ProfileConfig {
   }
 };
 
-/// From construction to write(). One at a time in a process.
+/// Records from construction to write(). Only one at a time in a process.
 class Profile {
  public:
   /// Throws device on an error of the plugin.
@@ -41,7 +41,7 @@ class ProfileWindow {
  public:
   /// `first`: the loop's first step. Throws invalid_config for negative or empty ranges of steps.
   ProfileWindow(const Devices& devices, const ProfileConfig& config, std::string folder, int64_t first);
-  /// Before step `step` is dispatched.
+  /// Call before step `step` is dispatched.
   void before(int64_t step);
   /// Whether the profile ends after `done` dispatched steps.
   bool ends(int64_t done) const { return profile_ && done >= end_; }

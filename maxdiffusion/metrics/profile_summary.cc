@@ -16,7 +16,7 @@ struct Interval {
   std::string name;
 };
 
-/// The events of a line in order, those that hold others before them.
+/// The events of a line in order; enclosing events come before those inside.
 std::vector<Interval> events_of(const xplane::XPlane& plane, const xplane::XLine& line) {
   std::vector<Interval> out;
   for (const xplane::XEvent& e : line.events()) {
@@ -38,23 +38,23 @@ double median(std::vector<double> values) {
   return *middle;
 }
 
-/// Lines of a device's plane that hold what its lines of kernels hold once more, by step, program or scope.
+/// Whether a line of a device's plane repeats the kernels of other lines, by step, program or scope.
 bool repeats(const std::string& line) {
   for (const char* name :
        {"Steps", "XLA Modules", "XLA TraceMe", "Framework", "Source", "Launch Stats", "XLA Ops Overlay"})
     if (line.find(name) != line.npos) return true;
   return false;
 }
-/// Spans of the loop and of waits, which are no kernels.
+/// Whether a span is a wait. Spans of the loop and of waits are not kernels.
 bool is_wait(const std::string& name) { return name.starts_with("wait"); }
 bool is_kernel_of_host(const std::string& name) {
   return name != "train" && !is_wait(name) && name != "run program" && name != "compile";
 }
 
-/// Adds what the events of a line take themselves.
+/// Adds the time of each event without the events inside it.
 void add_kernels(const std::vector<Interval>& events, bool host,
                  std::map<std::string, ProfileSummary::Kernel>& kernels) {
-  std::vector<std::pair<int64_t, ProfileSummary::Kernel*>> open;  // end, and whose time runs
+  std::vector<std::pair<int64_t, ProfileSummary::Kernel*>> open;  // end, and the kernel whose time is counted
   for (const Interval& e : events) {
     while (!open.empty() && open.back().first <= e.begin) open.pop_back();
     ProfileSummary::Kernel* kernel = nullptr;
@@ -68,7 +68,7 @@ void add_kernels(const std::vector<Interval>& events, bool host,
   }
 }
 
-/// Of the spans "train" of the thread that has them.
+/// Adds step times from the spans "train" of the thread that has them.
 void add_steps(const std::vector<Interval>& events, ProfileSummary& s) {
   std::vector<double> between, host, waited;
   const Interval* last = nullptr;

@@ -10,7 +10,7 @@
 namespace md {
 namespace {
 
-/// Adds a line of events: name, first and last millisecond.
+/// Adds a line of events, each with its name, start and end in milliseconds.
 void add_line(xplane::XPlane& plane, const std::string& name,
               const std::vector<std::tuple<std::string, int64_t, int64_t>>& events) {
   xplane::XLine& line = *plane.add_lines();

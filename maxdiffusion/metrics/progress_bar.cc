@@ -21,7 +21,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr double kTerminalInterval = 0.1;  // seconds between lines
-constexpr double kWindow = 30;             // seconds that count as recent
+constexpr double kWindow = 30;             // seconds of steps that count as recent
 constexpr int64_t kWidestBar = 40, kNarrowestBar = 5;
 
 std::string duration_text(double seconds) {
@@ -42,7 +42,7 @@ int64_t terminal_width() {
   return ::ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
 }
 
-/// Columns of UTF-8 text, taking every code point as one.
+/// Columns of UTF-8 text; every code point counts as one.
 int64_t columns(const std::string& utf8) {
   return std::count_if(utf8.begin(), utf8.end(), [](char c) { return (c & 0xC0) != 0x80; });
 }
@@ -87,7 +87,7 @@ struct ProgressBar::Impl {
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - began).count(); }
 
-  /// Prints the elapsed time while nothing else is printed.
+  /// Prints the elapsed time while no step ends.
   void keep_saying(const std::stop_token& stop) {
     std::unique_lock lock(mutex);
     while (!ended.wait_for(lock, stop, std::chrono::duration<double>(printed_at + interval - seconds()),

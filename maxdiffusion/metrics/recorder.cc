@@ -8,11 +8,14 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/runtime/memory.h"
 
 namespace md {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+constexpr const char *kHostMemory = "host_memory_bytes", *kDevicePeakMemory = "device_peak_memory_bytes";
 
 double seconds_between(Clock::time_point a, Clock::time_point b) {
   return std::chrono::duration<double>(b - a).count();
@@ -20,7 +23,8 @@ double seconds_between(Clock::time_point a, Clock::time_point b) {
 
 std::string tag_of(const std::string& name) {
   if (name == "learning_rate") return "learning/current_learning_rate";
-  for (const char* perf : {"step_time_seconds", "per_device_tflops", "per_device_tflops_per_sec", "mfu"})
+  for (const char* perf : {"step_time_seconds", "samples_per_second", "per_device_tflops", "per_device_tflops_per_sec",
+                           "mfu", kHostMemory, kDevicePeakMemory})
     if (name == perf) return "perf/" + name;
   return name.find('/') == std::string::npos ? "learning/" + name : name;
 }
@@ -46,16 +50,16 @@ struct Recorder::Impl {
   std::unique_ptr<ProgressBar> bar;
   std::map<std::string, Curve> curves = {{"loss", {.name = "loss"}}};  // and each eval_loss…
   Clock::time_point read_at = Clock::now();
-  // The step whose metrics are on their way; 0: none.
+  // The step whose metrics are being copied; 0: none.
   int64_t pending_step = 0;
   std::map<std::string, PendingArray> pending;
   Scalars pending_known;
   bool finished = false;
-  // Of the reference's batches of metrics: the lines of one file.
+  // MaxDiffusion's metrics batches: the lines of one file.
   std::string batch;
   int64_t batch_start = 0;
 
-  /// Ends the batch that holds `step` where it is its last, or the run's.
+  /// Writes the batch if `step` is its last, or the run's last.
   void write_batch(int64_t step, bool last) {
     const int64_t period = options.config.log_period;
     if (batch.empty() || (!last && step % period != 0)) return;
@@ -92,7 +96,7 @@ Recorder::Recorder(RecorderOptions options) : impl_(std::make_unique<Impl>()) {
     r.events = std::make_unique<EventWriter>(o.folder + "/tensorboard", o.start_step);
     for (const auto& [tag, text] : o.texts) r.events->text(tag, text);
     r.lines = std::make_unique<JsonlWriter>(o.folder + "/metrics.jsonl", o.start_step);
-    for (const auto& [step, values] : r.lines->kept()) r.add_to_curves(step, values);
+    for (const auto& [step, values] : r.lines->retained()) r.add_to_curves(step, values);
     if (!o.config.metrics_file.empty())
       r.metrics_file = std::make_unique<JsonlWriter>(o.config.metrics_file, o.start_step);
   }
@@ -105,7 +109,13 @@ void Recorder::push(int64_t step, const Devices& devices, const ArrayMap& metric
   read_pending();
   std::map<std::string, PendingArray> pending;
   for (const auto& [name, array] : metrics) pending.emplace(name, fetch(devices, array));
-  push(step, std::move(pending), known);
+  Scalars values = known;
+  if (impl_->options.config.write_metrics) {
+    const MemoryUse memory = memory_use(devices);
+    values[kHostMemory] = static_cast<double>(memory.host_now);
+    if (memory.device_peak) values[kDevicePeakMemory] = static_cast<double>(*memory.device_peak);
+  }
+  push(step, std::move(pending), values);
 }
 
 void Recorder::push(int64_t step, std::map<std::string, PendingArray> metrics, const Scalars& known) {
@@ -125,7 +135,7 @@ void Recorder::flush() {
   impl_->flush();
 }
 
-void Recorder::read_pending(const std::function<Scalars()>& more) {
+void Recorder::read_pending(const std::function<Scalars()>& extra) {
   Impl& r = *impl_;
   if (r.pending_step == 0) return;
   const int64_t step = std::exchange(r.pending_step, 0);
@@ -137,8 +147,8 @@ void Recorder::read_pending(const std::function<Scalars()>& more) {
   }
   const auto now = Clock::now();
   const double seconds = seconds_between(std::exchange(r.read_at, now), now);
-  if (more) {
-    values.merge(more());
+  if (extra) {
+    values.merge(extra());
     restart_clock();
   }
   record(step, std::move(values), seconds);
@@ -147,6 +157,7 @@ void Recorder::read_pending(const std::function<Scalars()>& more) {
 void Recorder::record(int64_t step, Scalars values, double step_seconds) {
   Impl& r = *impl_;
   values["step_time_seconds"] = step_seconds;
+  if (r.options.samples > 0) values["samples_per_second"] = static_cast<double>(r.options.samples) / step_seconds;
   if (const double flops = r.options.device_flops; flops > 0) {
     values["per_device_tflops"] = flops / 1e12;
     values["per_device_tflops_per_sec"] = flops / step_seconds / 1e12;

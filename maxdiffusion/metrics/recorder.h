@@ -41,6 +41,7 @@ struct RecorderOptions {
   std::string title = "train";  // of the progress bar
   int64_t total_steps = 0;
   int64_t start_step = 0;                   // steps done before; later steps in existing files are discarded
+  int64_t samples = 0;                      // of one step; 0: unknown
   double device_flops = 0;                  // floating-point operations of one step on one device; 0: unknown
   std::optional<double> device_peak_flops;  // per second
   MetricsConfig config;
@@ -53,7 +54,8 @@ struct RecorderOptions {
 /// learning/grad_norm and learning/current_learning_rate; another name x becomes learning/x; a name with '/' is
 /// unchanged. A step's time, perf/step_time_seconds, is the time between the readings of the previous step and of this
 /// one; with device_flops also perf/per_device_tflops, perf/per_device_tflops_per_sec and, if the peak is known,
-/// perf/mfu. Names that begin with eval_loss are plotted at the end, in eval_loss.png. Not thread safe.
+/// perf/mfu; with samples perf/samples_per_second. Names that begin with eval_loss are plotted at the end, in
+/// eval_loss.png. Not thread safe.
 class Recorder {
  public:
   using Scalars = std::map<std::string, double>;
@@ -63,17 +65,18 @@ class Recorder {
   ~Recorder();
 
   /// `step` counts updates done, this one included: start_step + 1, …, total_steps. Starts copying `metrics` (scalars
-  /// on the devices) to the host and reads those of the previous push. `known`: host values. Throws device, naming the
-  /// step, if a loss or gradient norm is not finite; it is written first.
+  /// on the devices) to the host and reads those of the previous push. `known`: host values. Memory in use is added:
+  /// perf/host_memory_bytes, perf/device_peak_memory_bytes where the plugin counts. Throws device, naming the step, if
+  /// a loss or gradient norm is not finite; it is written first.
   void push(int64_t step, const Devices& devices, const ArrayMap& metrics, const Scalars& known = {});
   void push(int64_t step, std::map<std::string, PendingArray> metrics, const Scalars& known = {});
   /// RecorderOptions::device_flops of later steps, if steps differ.
   void set_device_flops(double flops);
   /// Records host values immediately.
   void record(int64_t step, Scalars values, double step_seconds);
-  /// Waits for the metrics of the last push and records them. `more`: further values of that step, from an evaluation,
+  /// Waits for the metrics of the last push and records them. `extra`: further values of that step, from an evaluation,
   /// whose time is excluded from the step time.
-  void read_pending(const std::function<Scalars()>& more = {});
+  void read_pending(const std::function<Scalars()>& extra = {});
   /// Reads pending metrics and flushes the files, before a checkpoint.
   void flush();
   /// Excludes the time since the last reading (an evaluation, a compilation) from the next step time.

@@ -30,12 +30,12 @@ TEST(JsonlWriter, KeepsLinesThroughTheStepItResumesFrom) {
     JsonlWriter w(t / "m.jsonl", 0);
     for (int64_t step = 1; step <= 5; ++step) w.write(step, {{"loss", 1.0 / static_cast<double>(step)}}, "a \"run\"");
   }
-  std::ofstream(t / "m.jsonl", std::ios::app) << "{\"step\": 6, \"lo";  // cut by a kill
+  std::ofstream(t / "m.jsonl", std::ios::app) << "{\"step\": 6, \"lo";  // truncated by a kill
   {
     JsonlWriter w(t / "m.jsonl", 3);
-    EXPECT_EQ(w.kept().size(), 3u);
-    EXPECT_EQ(w.kept()[1].first, 2);
-    EXPECT_EQ(w.kept()[1].second.at("loss"), 0.5);
+    EXPECT_EQ(w.retained().size(), 3u);
+    EXPECT_EQ(w.retained()[1].first, 2);
+    EXPECT_EQ(w.retained()[1].second.at("loss"), 0.5);
     w.write(4, {{"loss", NAN}}, "b");
   }
   auto lines = lines_of(t / "m.jsonl");
@@ -56,11 +56,11 @@ TEST(ProgressBar, PrintsOnAPipeWhileNoStepEnds) {
     std::this_thread::sleep_for(std::chrono::milliseconds(80));
     bar.finish();
   }
-  const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_EQ(said.rfind("caching  0/30  0:00 so far\n", 0), 0u) << said;
-  EXPECT_NE(said.find("caching  20/30"), said.npos) << said;
-  EXPECT_NE(said.find(" left"), said.npos) << said;  // a rate is known by then
-  EXPECT_NE(said.find("ended after 0:00\n"), said.npos) << said;
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(log.rfind("caching  0/30  0:00 so far\n", 0), 0u) << log;
+  EXPECT_NE(log.find("caching  20/30"), log.npos) << log;
+  EXPECT_NE(log.find(" left"), log.npos) << log;  // the rate is known by then
+  EXPECT_NE(log.find("ended after 0:00\n"), log.npos) << log;
 }
 
 TEST(ProgressLine, FitsTheWidthItIsGiven) {
@@ -154,7 +154,7 @@ TEST_F(RecorderOnDevice, ReadsOneStepLateAndWritesEverything) {
   EXPECT_FLOAT_EQ(lines[3]["loss"].get<float>(), 0.25f);
   EXPECT_FLOAT_EQ(lines[3]["grad_norm"].get<float>(), 0.5f);
   EXPECT_DOUBLE_EQ(lines[3]["learning_rate"].get<double>(), 1e-3);
-  // A step ends when its metrics are read, so the steps together took what passed; the fourth slept.
+  // A step ends when its metrics are read, so step times add up to the elapsed time; the fourth step slept.
   double total = 0;
   for (const auto& line : lines) total += line["step_time_seconds"].get<double>();
   EXPECT_GE(lines[3]["step_time_seconds"].get<double>(), 0.04);
@@ -172,7 +172,7 @@ TEST_F(RecorderOnDevice, ReadsOneStepLateAndWritesEverything) {
     EXPECT_TRUE(tagged[0].contains(tag)) << tag;
   EXPECT_TRUE(exists(t / "run/loss.png"));
 
-  // A run resumed from step 4 repeats 5 and 6 and knows the loss before.
+  // A run resumed from step 4 repeats 5 and 6 and has the losses before.
   Recorder again(options(4));
   EXPECT_EQ(again.loss().x, (std::vector<double>{1, 2, 3, 4}));
   again.push(5, devices, step_metrics(9));
@@ -257,7 +257,7 @@ TEST_F(RecorderOnDevice, WritesTheMetricsOfMaxDiffusion) {
   o.config.gcs_metrics = true;
   o.config.log_period = 4;
   Recorder rec(o);
-  // TensorBoard's file has what was recorded each time so many steps are.
+  // TensorBoard's file is flushed every log_period steps.
   auto shown = [&] {
     const std::string text = read_file(std::filesystem::directory_iterator(t / "run/tensorboard")->path());
     int count = 0;

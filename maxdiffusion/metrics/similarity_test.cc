@@ -1,4 +1,4 @@
-// Against scikit-image's numbers (tools/golden/similarity.py).
+// Compared with scikit-image's values (tools/golden/similarity.py).
 #include "maxdiffusion/metrics/similarity.h"
 
 #include <gtest/gtest.h>

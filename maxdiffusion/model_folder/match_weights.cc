@@ -17,16 +17,16 @@ namespace {
 
 using nlohmann::json;
 
-/// Files of other programs join up to three parameters in one tensor.
+/// Other programs' files join up to three parameters in one tensor.
 constexpr size_t kParamsOfTensor = 3;
 constexpr size_t kNamed = 4;  // members of a config in one message
 
-/// Ends the trace of a model with too many parameters.
+/// Thrown to end the trace of a model with too many parameters.
 struct Enough {};
 
-/// The parameters of a model's trace, which stops if they are more than so many tensors can hold. `whole`: it did not
-/// stop.
-ParamTable asked_for(const std::string& name, const Component& c, size_t tensors, bool& whole) {
+/// The parameters of a model's trace, which stops if they are more than `tensors` tensors can hold. `whole`: the trace
+/// was completed.
+ParamTable expected_params(const std::string& name, const Component& c, size_t tensors, bool& whole) {
   Graph g;
   ParamTable table;
   const size_t most = kParamsOfTensor * tensors + 1;
@@ -43,25 +43,25 @@ ParamTable asked_for(const std::string& name, const Component& c, size_t tensors
   return table;
 }
 
-/// "key is value" of the members of a config, lists among them, that `takes` takes.
+/// Members of a config that `accepts` accepts, including those of lists, as "key is value".
 class Members {
  public:
-  Members(const json& config, std::function<bool(const std::string& key, int64_t value)> takes)
-      : takes_(std::move(takes)) {
+  Members(const json& config, std::function<bool(const std::string& key, int64_t value)> accepts)
+      : accepts_(std::move(accepts)) {
     for (const auto& [key, value] : config.items()) look(key, key, value);
   }
-  std::vector<std::string> said;
+  std::vector<std::string> sizes;
 
  private:
   void look(const std::string& key, const std::string& place, const json& value) {
-    if (value.is_number_integer() && takes_(key, value.get<int64_t>()))
-      said.push_back(fmt::format("{} is {}", place, value.get<int64_t>()));
+    if (value.is_number_integer() && accepts_(key, value.get<int64_t>()))
+      sizes.push_back(fmt::format("{} is {}", place, value.get<int64_t>()));
     for (size_t i = 0; value.is_array() && i < value.size(); ++i) look(key, fmt::format("{}[{}]", place, i), value[i]);
   }
-  std::function<bool(const std::string&, int64_t)> takes_;
+  std::function<bool(const std::string&, int64_t)> accepts_;
 };
 
-/// Of paths "before.N.behind": "before." → one more than the largest N.
+/// For paths "before.N.behind": "before." → the largest N plus one.
 using Repeats = std::map<std::string, int64_t>;
 void count_repeats(const std::string& path, Repeats& repeats) {
   for (size_t from = 0, to; from < path.size(); from = to + 1) {
@@ -74,40 +74,43 @@ void count_repeats(const std::string& path, Repeats& repeats) {
   }
 }
 
-/// Where the first missing parameter is in a part that the config repeats more often than the weights.
-std::string about_repeats(const ParamTable& asked, bool whole, const std::vector<Misfit>& misfits, const json& config) {
+/// Explains a missing parameter: the config repeats a part more often than the weights do. Empty if that is not the
+/// cause.
+std::string about_repeats(const ParamTable& expected, bool whole, const std::vector<Misfit>& misfits,
+                          const json& config) {
   const auto missing = std::ranges::find_if(misfits, [](const Misfit& m) { return !m.found; });
   if (missing == misfits.end()) return "";
   std::set<std::string> all_missing;
   for (const Misfit& m : misfits)
     if (!m.found) all_missing.insert(m.name);
-  Repeats wanted, there, of_missing;
-  for (const Param& p : asked.params()) {
-    count_repeats(p.path, wanted);
-    if (!all_missing.contains(p.path)) count_repeats(p.path, there);
+  Repeats expected_repeats, present_repeats, of_missing;
+  for (const Param& p : expected.params()) {
+    count_repeats(p.path, expected_repeats);
+    if (!all_missing.contains(p.path)) count_repeats(p.path, present_repeats);
   }
   count_repeats(missing->name, of_missing);
   for (const auto& [before, n] : of_missing) {
-    const int64_t want = wanted.at(before), have = there.contains(before) ? there.at(before) : 0;
+    const int64_t want = expected_repeats.at(before),
+                  have = present_repeats.contains(before) ? present_repeats.at(before) : 0;
     if (want == have) continue;
     const Members members(
         config, [&](const std::string& key, int64_t v) { return is_count(key) && (whole ? v == want : v >= want); });
     return fmt::format("it needs {}{} of {}N, the weights have {}{}", want, whole ? "" : " or more", before, have,
-                       members.said.empty() ? "" : fmt::format("; {}", fmt::join(members.said, ", ")));
+                       members.sizes.empty() ? "" : fmt::format("; {}", fmt::join(members.sizes, ", ")));
   }
   return "";
 }
 
-/// The first parameter of another shape of which a member of the config holds a size that its tensor has not.
+/// Explains a shape mismatch: a member of the config has a size that the tensor does not have. Empty if there is none.
 std::string about_sizes(const std::vector<Misfit>& misfits, const json& config) {
   for (const Misfit& m : misfits)
-    for (size_t i = 0; m.found && i < m.wanted.size(); ++i) {
-      const int64_t size = m.wanted[i];
+    for (size_t i = 0; m.found && i < m.expected.size(); ++i) {
+      const int64_t size = m.expected[i];
       if (i < m.found->size() && (*m.found)[i] == size) continue;
       const Members members(config, [&](const std::string&, int64_t v) { return v == size; });
-      if (!members.said.empty() && members.said.size() <= kNamed)
-        return fmt::format("{} would be {}, the weights have {}: {}", m.name, to_string(m.wanted), to_string(*m.found),
-                           fmt::join(members.said, ", "));
+      if (!members.sizes.empty() && members.sizes.size() <= kNamed)
+        return fmt::format("{} would be {}, the weights have {}: {}", m.name, to_string(m.expected),
+                           to_string(*m.found), fmt::join(members.sizes, ", "));
     }
   return "";
 }
@@ -118,24 +121,24 @@ ParamTable match_weights(const std::string& name, const Component& c, const Safe
                          const std::string& path, LoadOptions options) {
   const size_t tensors = file.tensors().size();
   bool whole = true;
-  ParamTable asked = asked_for(name, c, tensors, whole);
+  ParamTable expected = expected_params(name, c, tensors, whole);
   options.allow_unused |= !whole;
-  std::vector<WantedWeight> wanted;
-  for (const Param& p : asked.params()) wanted.push_back({p.path, p.shape});
+  std::vector<WantedWeight> weights;
+  for (const Param& p : expected.params()) weights.push_back({p.path, p.shape});
   std::vector<Misfit> misfits;
   options.misfits = &misfits;
   options.weight_names = weight_names(c);
   try {
-    open_weights(file, path, wanted, options);
-    check(whole, Code::internal, "{}: {} parameters fit {} tensors", c.config_file, wanted.size(), tensors);
+    open_weights(file, path, weights, options);
+    check(whole, Code::internal, "{}: {} parameters fit {} tensors", c.config_file, weights.size(), tensors);
   } catch (Error& e) {
     const json config = parse_json_or_discard(c.config_text);
     if (!config.is_object()) throw;
-    for (const std::string& said : {about_sizes(misfits, config), about_repeats(asked, whole, misfits, config)})
-      if (!said.empty()) e.note(fmt::format("in {}: {}", c.config_file, said));
+    for (const std::string& hint : {about_sizes(misfits, config), about_repeats(expected, whole, misfits, config)})
+      if (!hint.empty()) e.note(fmt::format("in {}: {}", c.config_file, hint));
     throw;
   }
-  return asked;
+  return expected;
 }
 
 }  // namespace md

@@ -1,4 +1,4 @@
-// Compares the parameters of a component's config with the headers of its weights, before anything is built.
+// Compares the parameters of a component's config with the headers of its weights, before the model is built.
 #pragma once
 
 #include <string>
@@ -10,10 +10,10 @@
 
 namespace md {
 
-/// The parameters that a component's config needs from `file`, which was opened at `path`. Tracing ends where there are
-/// more than the weights can have, so that a config of any size costs no more than its weights. Throws io where a
-/// parameter is missing, left over or of another shape, as open_weights does, and names the members of the config that
-/// say so. `options`: those of open_weights, without the names of other programs.
+/// The parameters that a component's config needs from `file`, which was opened at `path`. Tracing stops when there are
+/// more parameters than the file can hold, so that a config of any size costs no more than its weights. Throws io if a
+/// parameter is missing, unused or of another shape, as open_weights does; the error names the config's members that
+/// cause it. `options`: as in open_weights, without the names of other programs.
 ParamTable match_weights(const std::string& name, const Component& component, const SafetensorsReader& file,
                          const std::string& path, LoadOptions options = {});
 

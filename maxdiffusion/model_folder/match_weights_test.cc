@@ -16,7 +16,7 @@ using nlohmann::json;
 struct Case {
   const char *golden, *class_name;
   json change;
-  const char *said, *tensor;
+  const char *message, *tensor;
 };
 void PrintTo(const Case& c, std::ostream* os) { *os << c.golden << " " << c.change.dump(); }
 
@@ -31,7 +31,8 @@ class Sizes : public testing::TestWithParam<Case> {
   }
 };
 
-/// Every class, each with a number too many. "or more": the model was not asked to its end.
+/// Every model class, each with a wrong size in its config. "or more" in a message: the model was not traced to its
+/// end.
 // P-19
 TEST_P(Sizes, ThatWeightsDoNotHaveAreFoundByTheirHeadersAndNamedWithTheConfigsMember) {
   const Component right = component(json::object());
@@ -45,7 +46,7 @@ TEST_P(Sizes, ThatWeightsDoNotHaveAreFoundByTheirHeadersAndNamedWithTheConfigsMe
     const std::string text = e.what();
     EXPECT_EQ(e.code(), Code::io);
     EXPECT_NE(text.find("in some/config.json: "), std::string::npos) << text;
-    EXPECT_NE(text.find(GetParam().said), std::string::npos) << text;
+    EXPECT_NE(text.find(GetParam().message), std::string::npos) << text;
     EXPECT_NE(text.find(GetParam().tensor), std::string::npos) << text;
     EXPECT_NE(text.find(right.weights), std::string::npos) << text;
     EXPECT_NE(text.find("try: compare the config.json"), std::string::npos) << text;

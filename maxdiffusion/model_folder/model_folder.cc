@@ -23,14 +23,25 @@ using nlohmann::json;
 
 constexpr std::string_view kImageProcessors[] = {"CLIPImageProcessor", "CLIPImageProcessorFast",
                                                  "CLIPImageProcessorPil", "CLIPFeatureExtractor"};
-/// Classes of models that are not here, and what to say of them.
+/// Unsupported model classes, and their descriptions for messages.
 constexpr std::pair<std::string_view, std::string_view> kMissing[] = {
     {"Mistral3ForConditionalGeneration",
      "the text encoder of FLUX.2-dev, Mistral, is not supported; FLUX.2-klein, whose text encoder is Qwen3, is"}};
-/// Classes of files that sampling and training do without.
-// The last is of pipelines that edit images, which are refused by their own name.
-constexpr std::string_view kUnused[] = {"StableDiffusionSafetyChecker", "FlaxStableDiffusionSafetyChecker",
-                                        "Qwen2VLProcessor"};
+/// Classes of components that sampling and training do not use.
+constexpr std::string_view kUnused[] = {"StableDiffusionSafetyChecker", "FlaxStableDiffusionSafetyChecker"};
+/// Processors: an image processor and a tokenizer in one folder.
+constexpr std::string_view kProcessors[] = {"Qwen2VLProcessor", "Qwen2_5_VLProcessor"};
+
+/// Names of the text files that are directly in a folder, sorted.
+std::vector<std::string> text_files(const std::string& folder) {
+  std::vector<std::string> names;
+  std::error_code none;
+  for (const auto& f : std::filesystem::directory_iterator(folder, none))
+    for (const char* end : {".json", ".jinja", ".txt", ".model"})
+      if (f.is_regular_file(none) && f.path().extension() == end) names.push_back(f.path().filename());
+  std::ranges::sort(names);
+  return names;
+}
 
 json json_of(const std::string& path, const std::string& text) {
   try {
@@ -40,23 +51,23 @@ json json_of(const std::string& path, const std::string& text) {
   }
 }
 
-/// The class of a tokenizer: what model_index.json calls it, or, where that is not one of ours, what its own config
-/// does.
+/// The class of a tokenizer: the one in model_index.json or, if that is not supported, the one in the tokenizer's
+/// config.
 std::string tokenizer_class(const std::string& folder, const std::string& in_index) {
   const std::string file = folder + "/tokenizer_config.json";
-  const bool any = in_index == "TokenizersBackend" || in_index == "PreTrainedTokenizerFast";  // of any tokenizer.json
+  const bool any = in_index == "TokenizersBackend" || in_index == "PreTrainedTokenizerFast";  // any tokenizer.json
   if ((is_tokenizer_class(in_index) && !any) || !exists(file)) return in_index;
   const json config = json_of(file, read_file(file));
   const json name = config.is_object() ? config.value("tokenizer_class", json()) : json();
   return name.is_string() && (!any || is_tokenizer_class(name)) ? name.get<std::string>() : in_index;
 }
 
-/// CLIP's folder may be missing: its vocabulary is always the same. `zero`: texts are padded with token 0, as OpenCLIP
-/// does.
+/// Opens a tokenizer. CLIP's folder may be missing, because its vocabulary is always the same. `zero`: pads with token
+/// 0, as OpenCLIP does.
 std::shared_ptr<const Tokenizer> open_any_tokenizer(const std::string& class_name, const std::string& folder, bool zero,
                                                     std::string bpe_file) {
-  const bool has_own = exists(folder + "/vocab.json") || exists(folder + "/tokenizer.json");
-  if (!class_name.starts_with("CLIP") || has_own) return open_tokenizer(class_name, folder);
+  const bool has_vocabulary = exists(folder + "/vocab.json") || exists(folder + "/tokenizer.json");
+  if (!class_name.starts_with("CLIP") || has_vocabulary) return open_tokenizer(class_name, folder);
   if (constexpr const char* kVocabulary = "open_clip/bpe_simple_vocab_16e6.txt.gz"; bpe_file.empty()) {
     bpe_file = wheel_file(kVocabulary);
     check(!bpe_file.empty(), Code::io, "CLIP's vocabulary: no {} in '{}'; it is installed with the program",
@@ -69,8 +80,8 @@ std::shared_ptr<const Tokenizer> open_any_tokenizer(const std::string& class_nam
 
 std::string without_flax(const std::string& name) { return name.starts_with("Flax") ? name.substr(4) : name; }
 
-/// `in_config`: the member _class_name of `where`, which model_index.json calls `class_name`. Models of transformers
-/// say theirs otherwise.
+/// Throws unless `in_config`, the member _class_name of `where`, is the class `class_name` of model_index.json.
+/// transformers' configs have no such member.
 void check_class(const std::string& class_name, const json& in_config, const std::string& where) {
   if (in_config.is_null()) return;
   const bool same = in_config.is_string() && without_flax(in_config) == without_flax(class_name);
@@ -78,7 +89,7 @@ void check_class(const std::string& class_name, const json& in_config, const std
         in_config.dump(), class_name, class_name);
 }
 
-/// Members of model_index.json that are no parts must not be what parts are.
+/// Throws if a member of model_index.json that is not a component looks like one.
 void check_option(const std::string& where, const std::string& folder, const std::string& name, const json& value) {
   if (name.starts_with('_')) {
     check(value.is_string() || value.is_null(), Code::invalid_config, "{}: {} is {}; expected a text", where, name,
@@ -92,6 +103,14 @@ void check_option(const std::string& where, const std::string& folder, const std
 }
 
 }  // namespace
+
+std::string unquantized(const std::string& config) {
+  constexpr const char* kField = "quantization_config";
+  if (config.find(kField) == std::string::npos) return config;
+  json parsed = parse_json_or_discard(config);
+  if (!parsed.is_object() || parsed.erase(kField) == 0) return config;
+  return dump_json(std::move(parsed), 2) + "\n";
+}
 
 std::string ModelFolder::place_of(const std::string& file) const { return path_.empty() ? file : path_ + "/" + file; }
 
@@ -134,14 +153,16 @@ void ModelFolder::read_index(const std::string& folder, const Read& read) {
       check_class(class_name, scheduler.value("_class_name", json()), config);
     } else if (find_model_class(class_name)) {
       read(part + "/config.json");
-      const std::string config = part + "/config.json", text = files_.at(config);
+      const std::string config = part + "/config.json", text = files_.at(config) = unquantized(files_.at(config));
       components_[part] = {class_name, parse(class_name, text, place_of(config)), folder + "/" + part,
                            folder + "/" + config, text};
     } else if (const std::string name = tokenizer_class(folder + "/" + part, class_name); is_tokenizer_class(name)) {
       tokenizer_classes_[part] = name;
     } else if (std::ranges::count(kImageProcessors, class_name) > 0) {
-      // Under other names ("feature_extractor") it prepares what safety checkers see.
+      // Under other names ("feature_extractor") it prepares images for safety checkers.
       if (part == "image_processor") read(part + "/preprocessor_config.json");
+    } else if (std::ranges::count(kProcessors, class_name) > 0) {
+      for (const std::string& file : text_files(folder + "/" + part)) read(part + "/" + file);
     } else if (std::ranges::count(kUnused, class_name) == 0) {
       for (const auto& [missing, why] : kMissing)
         check(class_name != missing, Code::invalid_config, "{}: {} is a {}: {}", where, part, class_name, why);
@@ -171,7 +192,8 @@ double ModelFolder::option(const char* name, double fallback) const {
 
 template <>
 std::vector<int64_t> ModelFolder::option(const char* name, std::vector<int64_t> fallback) const {
-  return index_->value(name, fallback);
+  const auto found = index_->find(name);
+  return found == index_->end() ? std::move(fallback) : found->get<std::vector<int64_t>>();
 }
 
 void ModelFolder::set_option(const char* name, int64_t value) { change_option(name, value); }
@@ -185,11 +207,11 @@ void ModelFolder::change_option(const char* name, const json& value) {
 
 void ModelFolder::open_tokenizers(const std::string& folder, const FolderKeys& keys) {
   for (const auto& [part, name] : tokenizer_classes_) {
-    const auto config = files_.find(part + "/tokenizer_config.json");  // of a published model without a folder
+    const auto config = files_.find(part + "/tokenizer_config.json");  // a published model's, without a folder
     const bool zero =
         part != "tokenizer" || (config != files_.end() && config->second.find("\"!\"") != std::string::npos);
     tokenizers_[part] = open_any_tokenizer(name, folder + "/" + part, zero, keys.clip_bpe_file);
-    files_.erase(part + "/tokenizer_config.json");  // the tokenizer has files of its own
+    files_.erase(part + "/tokenizer_config.json");  // the tokenizer has its own copy
   }
 }
 
@@ -237,7 +259,14 @@ ModelFolder ModelFolder::open(const std::string& name, const FolderKeys& keys) {
   check(keys.single_file_config.empty(), Code::invalid_config,
         "single_file_config is given; expected none: '{}' is a folder, with configs of its own", name);
   m.path_ = local_folder(name, keys.revision, "models", keys.variant);
-  verify_checksums(m.path_, "", ChecksumsOf::all_but_weights);  // of a checkpoint; weights when they are read
+  if (!exists(m.path_ + "/model_index.json"))
+    throw Error(Code::io, fmt::format("'{}' is a folder without model_index.json; "
+                                      "expected a model folder as diffusers saves it, or a .safetensors file",
+                                      m.path_))
+        .note(fmt::format("try: ls {}, and give the folder below it that has model_index.json; or owner/name for a "
+                          "model of the hub",
+                          m.path_));
+  verify_checksums(m.path_, "", ChecksumsOf::all_but_weights);  // for checkpoints; weights when they are read
   m.read_index(m.path_, [&m](const std::string& file) { return m.files_[file] = read_file(m.path_ + "/" + file); });
   m.choose_variant(keys.variant);
   m.open_tokenizers(m.path_, keys);
@@ -267,11 +296,11 @@ const Component& ModelFolder::find(const std::string& component) const {
 std::shared_ptr<const Autoencoder> ModelFolder::autoencoder(const std::string& component, bool videos) const {
   const Component& c = find(component);
   const ModelClass* known = find_model_class(c.class_name);
-  const std::shared_ptr<Autoencoder> made = known->autoencoder ? known->autoencoder(c.config) : nullptr;
-  check(made && videos == (made->frame_scale > 0), Code::invalid_config,
+  const std::shared_ptr<Autoencoder> autoencoder = known->autoencoder ? known->autoencoder(c.config) : nullptr;
+  check(autoencoder && videos == (autoencoder->frame_scale > 0), Code::invalid_config,
         "{}: {} is a {}, which a {} does not have there", path_, component, c.class_name, pipeline_);
-  made->component = component;
-  return made;
+  autoencoder->component = component;
+  return autoencoder;
 }
 
 std::shared_ptr<const Tokenizer> ModelFolder::tokenizer(const std::string& name) const {

@@ -1,5 +1,5 @@
-// A model folder in diffusers' layout, opened: model_index.json says which class reads which subfolder, each config is
-// parsed by its class (models/registry.h), tokenizers are loaded, weights are found but not read.
+// Opens a model folder in diffusers' layout: model_index.json maps subfolders to classes, each config is parsed by its
+// class (models/registry.h), tokenizers are loaded, and weights are located but not read.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -20,17 +20,20 @@
 
 namespace md {
 
-/// A model of a folder.
+/// A model of the folder.
 struct Component {
   std::string class_name;  // "UNet2DConditionModel"
   std::any config;         // the class's config struct
   std::string weights;     // folder or file of its weights
   std::string config_file, config_text;
 };
-/// What files of other programs call a component's parameters.
+/// Names of a component's parameters in files of other programs.
 WeightNameMap weight_names(const Component& component);
+/// The text of a config.json without its quantization settings: the tensors describe their quantization, and are
+/// dequantized when they are read.
+std::string unquantized(const std::string& config);
 
-/// What else says what a model folder is.
+/// Keys that describe a model folder, in addition to its name.
 struct FolderKeys {
   std::string single_file_config, variant, revision, clip_bpe_file;
   template <class V>
@@ -49,15 +52,15 @@ struct FolderKeys {
 
 class ModelFolder {
  public:
-  /// `name`: as local_folder takes it, or a single file with all models of a pipeline (single_file.h). Throws io where
-  /// the folder or a file is missing, or a single file holds other tensors than its models have; invalid_config, naming
-  /// the file, where it is damaged, or where it names a class that is not registered or describes no model of its
-  /// class.
+  /// `name`: as in local_folder, or a single file with all models of a pipeline (single_file.h). Throws io if the
+  /// folder or a file is missing, or a single file holds other tensors than its models have; invalid_config, naming the
+  /// file, if a config is damaged, names a class that is not registered, or is not valid for its class.
   static ModelFolder open(const std::string& name, const FolderKeys& keys = {});
-  /// A folder given as texts by path ("model_index.json", "unet/config.json", …). It has no weights and no tokenizers.
+  /// A folder whose files are passed as texts by relative path ("model_index.json", "unet/config.json", …). It has no
+  /// weights and no tokenizers.
   static ModelFolder from_texts(std::map<std::string, std::string> files);
 
-  /// Of the folder, or of the single file.
+  /// Path of the folder, or of the single file.
   const std::string& path() const { return path_; }
   /// `_class_name` of model_index.json: "StableDiffusionXLPipeline".
   const std::string& pipeline() const { return pipeline_; }
@@ -65,13 +68,13 @@ class ModelFolder {
   /// or std::vector<int64_t>.
   template <class T>
   T option(const char* name, T fallback) const;
-  /// Replaces or adds such a member, of what is opened alone.
+  /// Replaces or adds such a member in memory; files are unchanged.
   void set_option(const char* name, int64_t value);
   void set_option(const char* name, const std::vector<int64_t>& value);
 
   const std::map<std::string, Component>& components() const { return components_; }
   bool has(const std::string& component) const { return components_.contains(component); }
-  /// Throws invalid_config where the folder has no such component, or one of another class than Config's.
+  /// Throws invalid_config if the folder has no such component, or its class is not Config's.
   template <class Config>
   const Config& config(const std::string& component) const {
     const Component& c = find(component);
@@ -80,30 +83,32 @@ class ModelFolder {
           c.class_name, pipeline_);
     return *config;
   }
-  /// Throws invalid_config where the folder has no such component, or one that is no autoencoder of `videos` or images.
+  /// Throws invalid_config if the folder has no such component, or it is not an autoencoder of videos (`videos`) or
+  /// images.
   std::shared_ptr<const Autoencoder> autoencoder(const std::string& component, bool videos = false) const;
-  /// Throws invalid_config where model_index.json names no such tokenizer. Null in a folder given as texts.
+  /// Throws invalid_config if model_index.json names no such tokenizer. Null after from_texts.
   std::shared_ptr<const Tokenizer> tokenizer(const std::string& name) const;
 
-  /// Texts of model_index.json, scheduler/scheduler_config.json, every config.json and
-  /// image_processor/preprocessor_config.json (media/image_processor.h), by path below the folder.
+  /// Texts of model_index.json, scheduler/scheduler_config.json, every config.json,
+  /// image_processor/preprocessor_config.json (media/image_processor.h) and of a processor's files, by path relative to
+  /// the folder.
   const std::map<std::string, std::string>& files() const { return files_; }
   const std::string& scheduler_config() const { return files_.at("scheduler/scheduler_config.json"); }
-  /// Texts of the tokenizers' files, as transformers reads them, by path below the folder.
+  /// Texts of the tokenizers' files in transformers' format, by path relative to the folder.
   std::map<std::string, std::string> tokenizer_files() const;
 
-  /// Adds a model from another folder: `folder` has weights, and config.json, whose _class_name says what it is.
+  /// Adds a model from another folder: `folder` has weights, and a config.json whose _class_name is the model's class.
   void add_component(const std::string& name, const std::string& folder);
-  /// The same, with weights from a file and the text of a config.json.
+  /// Adds a model with weights from a file and the text of a config.json.
   void add_component(const std::string& name, const std::string& file, const std::string& config);
-  /// Replaces a component's config.json. `from`: the file of the text, for messages; empty: the folder's own.
+  /// Replaces a component's config.json. `from`: the file of the text, for messages; empty: the folder itself.
   void set_config(const std::string& component, const std::string& text, const std::string& from = "");
   WeightNameMap weight_names(const std::string& component) const { return md::weight_names(find(component)); }
   /// Weights of this folder's components that are open.
   const std::shared_ptr<OpenedWeights>& opened() const { return opened_; }
   /// The table of a component's parameters.
   ParamTable params(const std::string& component, const ScopeOptions& options = {}) const;
-  /// Tables of several components in one.
+  /// One table of the parameters of several components.
   ParamTable params(const std::vector<std::string>& components, const ScopeOptions& options = {}) const;
 
  private:

@@ -4,13 +4,13 @@ namespace md {
 
 void OpenedWeights::keep(const std::string& component, const std::string& path, File file) {
   const std::lock_guard lock(mutex_);
-  kept_[{component, path}] = std::move(file);
+  cached_[{component, path}] = std::move(file);
 }
 
 OpenedWeights::File OpenedWeights::take(const std::string& component, const std::string& path) {
   {
     const std::lock_guard lock(mutex_);
-    if (auto kept = kept_.extract({component, path})) return std::move(kept.mapped());
+    if (auto cached = cached_.extract({component, path})) return std::move(cached.mapped());
   }
   return open(path);
 }

@@ -1,4 +1,4 @@
-// Weights whose headers were read to check something, kept open until they are loaded.
+// Weights whose headers were read for a check, kept open until they are loaded.
 #pragma once
 
 #include <map>
@@ -11,22 +11,22 @@
 
 namespace md {
 
-/// The files of each component from the check until the first load, which takes them, so that no file stays in the
-/// address space longer than it is read. Thread safe.
+/// Holds the files of each component from the check until the first load, which removes them, so that no file stays
+/// mapped longer than needed. Thread safe.
 class OpenedWeights {
  public:
   using File = std::shared_ptr<const SafetensorsReader>;
-  /// `path` as SafetensorsReader::open takes it.
+  /// `path`: as in SafetensorsReader::open.
   static File open(const std::string& path) {
     return std::make_shared<const SafetensorsReader>(SafetensorsReader::open(path));
   }
   void keep(const std::string& component, const std::string& path, File file);
-  /// What was kept of this path, once; otherwise it is opened now.
+  /// The file kept for this path, removed from here; if there is none, opens it.
   File take(const std::string& component, const std::string& path);
 
  private:
   std::mutex mutex_;
-  std::map<std::pair<std::string, std::string>, File> kept_;  // component and path
+  std::map<std::pair<std::string, std::string>, File> cached_;  // component and path
 };
 
 }  // namespace md

@@ -24,7 +24,7 @@ const std::vector<SingleFileLayout>& layouts() {
   return all;
 }
 
-/// Names as "model_ema.* (686), betas, logvar": more than three with one beginning are counted.
+/// Names as "model_ema.* (686), betas, logvar": more than three with the same prefix are summarized.
 std::string in_groups(const std::vector<std::string>& names) {
   std::map<std::string, std::vector<std::string>> groups;
   for (const std::string& n : names) groups[n.substr(0, n.find('.'))].push_back(n);
@@ -55,10 +55,10 @@ const SingleFileLayout& find_single_file_layout(const std::string& file, const H
 }
 
 void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout, const SafetensorsReader& file) {
-  std::set<std::string> taken;
+  std::set<std::string> used;
   std::vector<std::string> unneeded = layout.unneeded;
   LoadOptions options;
-  options.taken = &taken;
+  options.matched = &used;
   for (const auto& [name, component] : folder.components()) {
     if (component.weights != folder.path()) continue;
     const WeightNameMap names = weight_names(component);
@@ -66,7 +66,7 @@ void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout
     try {
       match_weights(name, component, file, folder.path(), options);
     } catch (const Error& e) {
-      if (!component.config_file.starts_with(folder.path())) throw;  // single_file_config's, which is named
+      if (!component.config_file.starts_with(folder.path())) throw;  // names single_file_config's file
       Error first(e.code(), fmt::format("'{}' is recognized as {}, but its {} does not have the published sizes",
                                         folder.path(), layout.name, name));
       first.note(
@@ -75,13 +75,13 @@ void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout
           "file was converted from");
       first.note(e.message());
       for (const std::string& note : e.notes())
-        if (note.find(component.config_file) == note.npos) first.note(note);  // there is no such file
+        if (note.find(component.config_file) == note.npos) first.note(note);  // names no missing file
       throw first;
     }
   }
   std::vector<std::string> left, unknown;
   for (const auto& [name, tensor] : file.tensors()) {
-    if (taken.contains(name)) continue;
+    if (used.contains(name)) continue;
     const bool known =
         std::ranges::any_of(unneeded, [&n = name](const std::string& beginning) { return n.starts_with(beginning); }) ||
         std::ranges::any_of(options.ignorable, [&n = name](const std::string& end) { return n.ends_with(end); });
@@ -98,7 +98,7 @@ std::string control_config(const ModelFolder& folder, const std::string& file) {
   const std::string beside = (std::filesystem::path(file).parent_path() / "config.json").string();
   if (exists(beside)) return read_file(beside);
   const HostArrays tensors = SafetensorsReader::open(file).tensors();
-  /// The first of these that is there, alone or behind the original program's prefix.
+  /// The first of these tensors that exists, without or with the original program's prefix.
   auto weight = [&](std::initializer_list<std::string> names) -> const HostArray* {
     for (const char* prefix : {"", "control_model."})
       for (const std::string& name : names)
@@ -111,7 +111,7 @@ std::string control_config(const ModelFolder& folder, const std::string& file) {
         "input_hint_block.0.weight",
         file);
   std::vector<int64_t> widths = {first->dims()[0]};
-  for (int64_t k = 1;; k += 2) {  // every other convolution halves the image and has another width
+  for (int64_t k = 1;; k += 2) {  // every second convolution halves the image and changes the width
     const HostArray* next =
         weight({fmt::format("controlnet_cond_embedding.blocks.{}", k), fmt::format("input_hint_block.{}", 2 * k + 2)});
     if (!next) break;

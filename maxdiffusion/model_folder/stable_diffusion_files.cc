@@ -1,7 +1,7 @@
 // Single files of Stable Diffusion 1 and 2 and of SDXL: how they are recognized, and the configs of the published
-// models. Sources: the models' folders on the Hugging Face hub (sizes, schedulers); diffusers 0.42, loaders/
-// single_file_utils.py (which tensors tell them apart, 2.x's prediction); ComfyUI, supported_models.py (the tensors
-// v_pred and ztsnr).
+// models. Sources: the models' folders on the Hugging Face hub (sizes, schedulers); diffusers 0.42,
+// loaders/single_file_utils.py (tensors that distinguish them, 2.x's prediction type); ComfyUI, supported_models.py
+// (the tensors v_pred and ztsnr).
 #include "maxdiffusion/base/log.h"
 
 #include <nlohmann/json.hpp>
@@ -96,7 +96,7 @@ json text_encoder(const char* kind, const char* act, int64_t width, int64_t laye
 }
 json clip_l() { return text_encoder("CLIPTextModel", "quick_gelu", 768, 12, 768); }
 
-/// The noise schedule that all were trained on, with the class `sampler`.
+/// The noise schedule of all these models, with the scheduler class `sampler`.
 json scheduler(const char* sampler, const char* prediction) {
   return {{"_class_name", sampler},
           {"beta_end", 0.012},
@@ -126,30 +126,32 @@ Texts texts_of(const std::map<std::string, json>& files) {
   return out;
 }
 
-void check_channels(const HostArrays& tensors) {
+/// The config of a UNet with 4 input channels, or with 9 for inpainting.
+json with_channels(json config, const HostArrays& tensors) {
   const Dims& d = tensors.at(kFirstConvolution).dims();
   check(
-      d.size() == 4 && d[1] == 4, Code::invalid_config,
-      "'{}' is {}: a model that sees {} channels (inpainting, pix2pix, upscaling), which is not supported; expected 4",
+      d.size() == 4 && (d[1] == 4 || d[1] == 9), Code::invalid_config,
+      "'{}' is {}: a model with {} input channels (pix2pix, upscaling), which is not supported; expected 4, or 9 of an "
+      "inpainting model",
       kFirstConvolution, to_string(tensors.at(kFirstConvolution).shape()), d.size() == 4 ? d[1] : 0);
+  config["in_channels"] = d[1];
+  return config;
 }
 
 const json kPadsWithZero = {{"pad_token", "!"}};  // as OpenCLIP does
 
 Texts texts_1(const HostArrays& tensors) {
-  check_channels(tensors);
   json index_of_1 = index("StableDiffusionPipeline", "PNDMScheduler");
   return texts_of({{"model_index.json", index_of_1},
                    {"scheduler/scheduler_config.json", scheduler("PNDMScheduler", "epsilon")},
-                   {"unet/config.json", unet(768, 64)},
+                   {"unet/config.json", with_channels(unet(768, 64), tensors)},
                    {"vae/config.json", vae(512, 0.18215)},
                    {"text_encoder/config.json", clip_l()}});
 }
 
-/// 2.x was published for 512 pixels, predicting noise, and for 768, predicting velocity; files do not say which, but
-/// for the first's number of steps.
+/// 2.x was published for 512 pixels with noise prediction, and for 768 with velocity prediction. Files do not contain
+/// this, except for the number of training steps of the former.
 Texts texts_2(const HostArrays& tensors) {
-  check_channels(tensors);
   constexpr double kStepsOfBase = 875000;
   const auto steps = tensors.find("global_step");
   const bool base =
@@ -160,14 +162,13 @@ Texts texts_2(const HostArrays& tensors) {
         "prediction_type=epsilon");
   return texts_of({{"model_index.json", index("StableDiffusionPipeline", "DDIMScheduler")},
                    {"scheduler/scheduler_config.json", scheduler("DDIMScheduler", base ? "epsilon" : "v_prediction")},
-                   {"unet/config.json", unet_2()},
+                   {"unet/config.json", with_channels(unet_2(), tensors)},
                    {"vae/config.json", vae(768, 0.18215)},
                    {"tokenizer/tokenizer_config.json", kPadsWithZero},
                    {"text_encoder/config.json", text_encoder("CLIPTextModel", "gelu", 1024, 23, 512)}});
 }
 
 Texts texts_xl(const HostArrays& tensors) {
-  check_channels(tensors);
   json index_of_xl = index("StableDiffusionXLPipeline", "EulerDiscreteScheduler");
   index_of_xl["force_zeros_for_empty_prompt"] = true;
   index_of_xl["text_encoder_2"] = {"transformers", "CLIPTextModelWithProjection"};
@@ -181,7 +182,7 @@ Texts texts_xl(const HostArrays& tensors) {
   return texts_of(
       {{"model_index.json", index_of_xl},
        {"scheduler/scheduler_config.json", noise},
-       {"unet/config.json", unet_xl()},
+       {"unet/config.json", with_channels(unet_xl(), tensors)},
        {"vae/config.json", vae(1024, 0.13025)},
        {"text_encoder/config.json", clip_l()},
        {"tokenizer_2/tokenizer_config.json", kPadsWithZero},
@@ -197,11 +198,11 @@ bool has_beginning(const HostArrays& tensors, const std::string& beginning) {
 
 std::vector<SingleFileLayout> stable_diffusion_layouts() {
   const std::vector<std::string> unneeded = {
-      // The schedule of the noise, and what training counted.
+      // Noise schedule and training counters.
       "betas", "alphas_cumprod", "sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod", "log_one_minus_alphas_cumprod",
       "sqrt_recip_alphas_cumprod", "sqrt_recipm1_alphas_cumprod", "posterior_", "lvlb_weights", "logvar",
       "scale_factor", "denoiser.sigmas", "denoiser.log_sigmas", "global_step", "v_pred", "ztsnr", "model_ema.",
-      // What CLIP compares texts and images with.
+      // Weights with which CLIP compares texts and images.
       "cond_stage_model.logit_scale", "cond_stage_model.text_projection", "cond_stage_model.transformer.logit_scale",
       "cond_stage_model.transformer.text_projection", "conditioner.embedders.0.logit_scale",
       "conditioner.embedders.0.text_projection", "conditioner.embedders.0.transformer.text_projection"};

@@ -24,7 +24,7 @@ struct MediaSize {
 /// Feature cache of the layers between chunks of a video, each [B, …] with the rank of the pixels; empty before the
 /// first chunk.
 using MediaState = std::vector<Tensor>;
-/// Distribution of the latents, f32. Without a logvar they equal the mean.
+/// Distribution of the latents, f32. Without a logvar the latents equal the mean.
 struct Posterior {
   Tensor mean, logvar;
 };
@@ -33,7 +33,7 @@ Tensor sample_posterior(const Posterior& p, Tensor noise);
 /// KL(q ‖ N(0, I)), mean over the batch of the sum over elements. Scalar f32.
 Tensor kl_divergence(const Posterior& p);
 
-/// This base class is the identity, for models on pixels. Immutable; thread safe.
+/// Base class; it is the identity, for models on pixels. Immutable; thread safe.
 class Autoencoder {
  public:
   virtual ~Autoencoder() = default;
@@ -45,9 +45,10 @@ class Autoencoder {
                                          // for the first and one for each `frame_scale` further frames
   int64_t decoder_tile = 0;              // tile size of the decoder in latent cells; 0: any size
   LatentScale latent_scale;              // for the denoiser
-  bool other_published_latents = false;  // published_latents differ from the denoiser's
+  bool other_published_latents = false;  // whether published_latents differ from the denoiser's
 
-  /// [H, W, 3] or [F, H, W, 3] of one sample; its latents; the size of media whose latents have these sizes.
+  /// Sizes of one sample's pixels, [H, W, 3] or [F, H, W, 3], and of its latents; and the inverse: the media size of
+  /// latents.
   Dims pixel_dims(const MediaSize& size) const;
   Dims latent_dims(const MediaSize& size) const;
   MediaSize media_size(const Dims& latent) const;
@@ -59,7 +60,8 @@ class Autoencoder {
   virtual Posterior encode(const Models& models, Tensor pixels, MediaState* state) const;
   /// Latents, unscaled → [B] + pixel_dims, f32; the first chunk has at least one latent frame.
   virtual Tensor decode(const Models& models, Tensor latents, MediaState* state) const;
-  /// The denoiser's latents, unscaled → as diffusers' pipelines of this class return them (output_type=latent), f32.
+  /// Converts the denoiser's unscaled latents to those that diffusers' pipelines of this class return
+  /// (output_type=latent), f32.
   virtual Tensor published_latents(const Models& models, Tensor latents) const;
   /// config.json of a trained autoencoder, with the scale measured from these unscaled moments.
   virtual nlohmann::json with_measured_latent_scale(nlohmann::json config, const EachMoments& moments) const;

@@ -10,9 +10,9 @@
 namespace md {
 namespace {
 
-/// Standard deviations of starting values. As in CLIP, those of residual branches shrink with the depth. The values and
-/// output of attention are wider, because random_text_encoder uses the starting values untrained and the end token,
-/// equal in all captions, attends to the text through them.
+/// Standard deviations of initial values. As in CLIP, those of residual branches shrink with depth. Values and output
+/// of attention are larger, because random_text_encoder uses initial values untrained, and the end token, which is
+/// equal in all captions, receives the text only through attention.
 struct Inits {
   Inits(double width, double depth)
       : into(init::normal(std::pow(width, -0.5) * std::pow(2 * depth, -0.5))),

@@ -13,7 +13,8 @@
 namespace md {
 namespace {
 
-/// Row of x at the end of the text. Configs with the legacy id 2 mean the largest id; others the first eos_token_id.
+/// Row of x at the end token. The legacy id 2 in a config means the position of the largest id; otherwise the first
+/// eos_token_id.
 Tensor at_end_of_text(const ClipTextConfig& c, Tensor x, Tensor ids) {
   Tensor key = c.eos_token_id == 2
                    ? ids
@@ -43,7 +44,7 @@ ClipTextConfig ClipTextConfig::from_json(const nlohmann::json& config) {
           name);
     c.with_projection = name == "CLIPTextModelWithProjection";
   }
-  // transformers writes many fields that do not affect the model, so unknown ones are not refused here.
+  // transformers writes many fields that do not affect the model, so unknown fields are not rejected.
   check(c.num_attention_heads > 0 && c.hidden_size % c.num_attention_heads == 0, Code::invalid_config,
         "{}: 'hidden_size' {} does not divide into 'num_attention_heads' {}", r.what(), c.hidden_size,
         c.num_attention_heads);
@@ -56,8 +57,8 @@ ClipTextOutput clip_text(const Scope& root, const ClipTextConfig& c, Tensor ids,
         "clip_text: ids are {}, expected integers [B, L] with L up to {}", to_string(ids.shape()),
         c.max_position_embeddings);
   const Scope s = root / "text_model";
-  // Wider than CLIP's 0.02: random_text_encoder uses initial values untrained, and tokens would be lost next to the
-  // rest.
+  // Larger than CLIP's 0.02: random_text_encoder uses initial values untrained, and embeddings of tokens would be
+  // negligible.
   const Init token = init::normal(1);
   Tensor x = nn::embedding(s / "embeddings.token_embedding", ids, c.vocab_size, c.hidden_size, token);
   Tensor positions = (s / "embeddings.position_embedding")

@@ -23,12 +23,12 @@ struct ClipTextConfig {
 struct ClipTextOutput {
   std::vector<Tensor> hidden_states;  // embedding output, then each layer's: n + 1 of [B, L, width]
   Tensor last_hidden_state;           // after final_layer_norm
-  Tensor skipped;                     // layer n − skip after final_layer_norm; absent where skip is 0
+  Tensor skipped;                     // layer n − skip after final_layer_norm; absent if skip is 0
   Tensor pooled;                      // [B, width] at the position of the end token
   Tensor text_embeds;                 // [B, projection_dim], with_projection only
 };
-/// ids: [B, L] s32. `skip`: layers left out of `skipped`, in [0, n] ("clip skip"). Throws invalid_config for other
-/// values.
+/// ids: [B, L] s32. `skip`: number of last layers that `skipped` omits, in [0, n] ("clip skip"). Throws invalid_config
+/// for other values.
 ClipTextOutput clip_text(const Scope& s, const ClipTextConfig& config, Tensor ids, int64_t skip = 0);
 /// Creates every parameter (registry.h).
 void trace_clip_text(const Scope& s, const ClipTextConfig& config);

@@ -17,7 +17,7 @@ struct ClipVisionConfig {
   double layer_norm_eps = 1e-5;
   bool with_projection = false;  // architectures: CLIPVisionModelWithProjection
 
-  /// The class token and one for each patch.
+  /// Number of tokens: the class token and one for each patch.
   int64_t tokens() const { return 1 + (image_size / patch_size) * (image_size / patch_size); }
 
   static ClipVisionConfig from_json(const nlohmann::json& config);
@@ -29,7 +29,7 @@ struct ClipVisionOutput {
   Tensor pooled;        // [B, hidden_size]: the class token of the last layer, normed
   Tensor image_embeds;  // [B, projection_dim], with_projection only
 };
-/// pixels: [B, image_size, image_size, num_channels], normalised as the model's image processor does.
+/// pixels: [B, image_size, image_size, num_channels], normalized by the model's image processor.
 ClipVisionOutput clip_vision(const Scope& s, const ClipVisionConfig& config, Tensor pixels);
 /// Creates every parameter (registry.h).
 void trace_clip_vision(const Scope& s, const ClipVisionConfig& config);

@@ -1,5 +1,5 @@
-// Reads the fields of a model's config.json and records which were read, so that none is ignored: unsupported fields
-// that change the architecture must have their default.
+// Reads the fields of a model's config.json and records which were read, so that none is silently ignored: unsupported
+// fields that change the architecture must have their default.
 #pragma once
 
 #include <initializer_list>
@@ -43,7 +43,7 @@ class ConfigReader {
     const nlohmann::json* v = find(key);
     return v ? std::optional<T>(as<T>(key, *v)) : std::nullopt;
   }
-  /// One value for all levels, or a list of `levels` values.
+  /// A single value for all levels, or a list of `levels` values.
   template <class T>
   std::vector<T> per_level(const char* key, size_t levels, T fallback) {
     const nlohmann::json* v = find(key);
@@ -57,7 +57,7 @@ class ConfigReader {
   void neutral(const char* key, std::initializer_list<PlainValue> values = {});
   /// Throws unless all values, by their fields, are above 0.
   void positive(std::initializer_list<std::pair<const char*, int64_t>> fields) const;
-  /// Fields that do not affect the graph.
+  /// Marks fields as read that do not affect the graph.
   void ignore(std::initializer_list<const char*> keys);
   /// Throws for unread fields, except those that begin with '_', which are diffusers' notes.
   void finish() const;

@@ -213,7 +213,7 @@ TEST(WanTransformerConfig, RefusesByNameWhatNoModelCanBe) {
             std::string::npos);
 }
 
-/// What wan_transformer says of inputs of these sizes.
+/// The error message of wan_transformer for inputs of these sizes.
 std::string refusal_of(const WanTransformerConfig& c, Dims sample, Dims times, Dims text, Dims image = {}) {
   Graph g;
   ParamTable table;

@@ -11,7 +11,7 @@
 namespace md {
 namespace {
 
-/// The image at the size and width of the latents' features.
+/// The image's features, with the latents' size and the width of the UNet's first features.
 Tensor embedding(const Scope& s, const ControlNetConfig& c, Tensor x) {
   const auto& widths = c.conditioning_embedding_out_channels;
   x = silu(nn::conv2d(s / "conv_in", x, {.out = widths[0]}));
@@ -26,14 +26,14 @@ Tensor embedding(const Scope& s, const ControlNetConfig& c, Tensor x) {
 }  // namespace
 
 ControlNetConfig ControlNetConfig::from_json(const nlohmann::json& config) {
-  constexpr const char* kOwn[] = {"conditioning_channels", "conditioning_embedding_out_channels",
-                                  "controlnet_conditioning_channel_order", "global_pool_conditions"};
-  nlohmann::json own = nlohmann::json::object(), unet = config;
-  for (const char* name : kOwn) {
-    if (config.contains(name)) own[name] = config[name];
+  constexpr const char* kControlNetFields[] = {"conditioning_channels", "conditioning_embedding_out_channels",
+                                               "controlnet_conditioning_channel_order", "global_pool_conditions"};
+  nlohmann::json controlnet = nlohmann::json::object(), unet = config;
+  for (const char* name : kControlNetFields) {
+    if (config.contains(name)) controlnet[name] = config[name];
     unet.erase(name);
   }
-  ConfigReader r(own, "ControlNetModel config");
+  ConfigReader r(controlnet, "ControlNetModel config");
   ControlNetConfig c;
   c.conditioning_channels = r.get("conditioning_channels", c.conditioning_channels);
   c.conditioning_embedding_out_channels =
@@ -46,7 +46,7 @@ ControlNetConfig ControlNetConfig::from_json(const nlohmann::json& config) {
   c.bgr = order == "bgr";
   c.global_pool_conditions = r.get("global_pool_conditions", false);
   r.finish();
-  // A ControlNet has no way up; the UNet's reader wants to see one that fits.
+  // A ControlNet has no up blocks; the UNet's reader requires matching ones.
   if (unet.contains("down_block_types") && unet["down_block_types"].is_array()) {
     unet["up_block_types"] = nlohmann::json::array();
     for (const auto& type : unet["down_block_types"])

@@ -13,7 +13,7 @@ struct ControlNetConfig {
   bool bgr = false;                     // the channel order of the image is reversed
   bool global_pool_conditions = false;  // residuals are averaged over height and width
 
-  /// Pixels of the image per latent cell along a side.
+  /// Pixels of the image for each latent cell along a side.
   int64_t downscale() const { return int64_t{1} << (conditioning_embedding_out_channels.size() - 1); }
   /// Throws invalid_config as UNetConfig::from_json does.
   static ControlNetConfig from_json(const nlohmann::json& config);
@@ -23,7 +23,7 @@ struct ControlResiduals {
   std::vector<Tensor> down;  // for UNetInputs::down_residuals
   Tensor mid;                // for UNetInputs::mid_residual
 };
-/// `image`: [B, H·downscale, W·downscale, conditioning_channels] in [0, 1], where `in.sample` is [B, H, W, C].
+/// `image`: [B, H·downscale, W·downscale, conditioning_channels] in [0, 1], for `in.sample` [B, H, W, C].
 ControlResiduals controlnet(const Scope& s, const ControlNetConfig& config, const UNetInputs& in, Tensor image);
 /// Creates every parameter (registry.h).
 void trace_controlnet(const Scope& s, const ControlNetConfig& config);

@@ -1,5 +1,10 @@
 #include "maxdiffusion/models/decoder_transformer.h"
 
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -24,10 +29,10 @@ Tensor linear(const Scope& s, Tensor x, int64_t out, bool bias, const std::strin
   return nn::linear(s, x, {.out = out, .bias = bias, .in_axis = in_axis, .out_axis = out_axis});
 }
 
-/// Where tokens are, and which of a text are no padding.
+/// Positions of tokens, and lengths of the texts.
 struct Places {
   nn::Rotary rotary;
-  Tensor lengths;  // s32 [B]; absent: all
+  Tensor lengths;  // s32 [B]; absent: no padding
 };
 
 Tensor self_attention(const Scope& s, Tensor x, const Config& c, const Places& places) {
@@ -44,14 +49,14 @@ Tensor self_attention(const Scope& s, Tensor x, const Config& c, const Places& p
   Tensor q = turned("q_norm", project("q_proj", c.num_attention_heads, value::kQueryProj)),
          k = turned("k_norm", project("k_proj", c.num_key_value_heads, value::kKeyProj)),
          v = project("v_proj", c.num_key_value_heads, value::kValueProj);
-  AttentionOptions how = nn::attention_options(s, {.batch = axis::kBatch,
-                                                   .length = axis::kLength,
-                                                   .kv_length = axis::kKvLength,
-                                                   .heads = axis::kHeadsAct,
-                                                   .head_dim = axis::kKv});
-  how.causal = true;
-  how.lengths = places.lengths;
-  Tensor y = nn::self_attend(q, k, v, how);
+  AttentionOptions options = nn::attention_options(s, {.batch = axis::kBatch,
+                                                       .length = axis::kLength,
+                                                       .kv_length = axis::kKvLength,
+                                                       .heads = axis::kHeadsAct,
+                                                       .head_dim = axis::kKv});
+  options.causal = true;
+  options.lengths = places.lengths;
+  Tensor y = nn::self_attend(q, k, v, options);
   return linear(s / "o_proj", constrain(reshape(y, {x.dim(0), x.dim(1), c.num_attention_heads * c.head_dim})),
                 c.hidden_size, c.out_bias, axis::kHeads, axis::kEmbed);
 }
@@ -72,8 +77,58 @@ Tensor layer(const Scope& s, Tensor x, const Config& c, const Places& places) {
   return x + feed_forward(s / "mlp", nn::rms_norm(s / "post_attention_layernorm", x, c.rms_norm_eps), c);
 }
 
-/// `rope_theta` and `rope_scaling`, or since transformers 5 `rope_parameters` with both. `read_rest`: the other
-/// members.
+void check_ids(const Config& c, Tensor ids, const std::vector<int64_t>& layers) {
+  check(ids.rank() == 2 && is_integer(ids.dtype()), Code::invalid_graph,
+        "decoder: ids are {}; expected integers [B, L]", to_string(ids.shape()));
+  for (int64_t i : layers)
+    check(i >= 0 && i <= c.num_hidden_layers, Code::invalid_graph, "decoder: hidden state {}; expected 0 to {}", i,
+          c.num_hidden_layers);
+}
+
+/// Hidden states of `layers`, from embedded tokens x.
+std::vector<Tensor> states_of(const Scope& s, const Config& c, Tensor x, const Places& places,
+                              const std::vector<int64_t>& layers) {
+  std::vector<Tensor> states = {x};
+  for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
+    const Scope block = s / "layers" / i;
+    x = nn::remat(
+        block, [&](Tensor h) { return layer(block, h, c, places); }, x);
+    states.push_back(x);
+  }
+  states.back() = nn::rms_norm(s / "norm", x, c.rms_norm_eps);
+  std::vector<Tensor> out;
+  for (int64_t i : layers) out.push_back(states.at(static_cast<size_t>(i)));
+  return out;
+}
+
+/// Returns the existing parameter if one is created again under the same name.
+Scope::Source once_per_name() {
+  return [params = std::make_shared<std::map<std::string, Tensor>>()](const Scope& below, Param p) {
+    Tensor& t = (*params)[p.path];
+    return t ? t : t = below.resolve(std::move(p));
+  };
+}
+
+/// Rotary positions of tokens at times, rows and columns, for the sections of a head's pairs.
+nn::Rotary rotary_of(Graph& g, const Qwen25VlConfig& c, const std::vector<std::array<int64_t, 3>>& places) {
+  const int64_t half = c.head_dim / 2;
+  const Shape shape{DType::f32, {1, std::ssize(places), 1, half}};
+  HostArray cosines(shape), sines(shape);
+  auto cosine = cosines.mutable_view<float>().begin(), sine = sines.mutable_view<float>().begin();
+  for (const std::array<int64_t, 3>& place : places) {
+    int64_t pair = 0;
+    for (size_t section = 0; section < c.mrope_section.size(); ++section)
+      for (int64_t i = 0; i < c.mrope_section[section]; ++i, ++pair) {
+        const double exponent = static_cast<double>(2 * pair) / static_cast<double>(c.head_dim),
+                     angle = static_cast<double>(place.at(section % 3)) / std::pow(c.rope_theta, exponent);
+        *cosine++ = static_cast<float>(std::cos(angle)), *sine++ = static_cast<float>(std::sin(angle));
+      }
+  }
+  return {constant(g, cosines), constant(g, sines)};
+}
+
+/// Reads `rope_theta` and `rope_scaling`, or since transformers 5 `rope_parameters` with both. `read_rest`: reads their
+/// other members.
 template <class F>
 void read_rotary(ConfigReader& r, const nlohmann::json& config, Config& c, std::initializer_list<PlainValue> types,
                  F read_rest) {
@@ -148,53 +203,97 @@ Qwen25VlConfig Qwen25VlConfig::from_json(const nlohmann::json& whole) {
         "{}: 'hidden_size' is {}, expected an even multiple of 'num_attention_heads' = {}", r.what(), c.hidden_size,
         c.num_attention_heads);
   c.head_dim = c.hidden_size / c.num_attention_heads;
+  c.mrope_section = {c.head_dim / 2};
   read_rotary(r, config, c, {"default", "mrope"}, [&](ConfigReader& p) {
-    // Pairs of features that turn with the time, the row and the column, which are one number for text.
-    const auto sections = p.get("mrope_section", std::vector<int64_t>{c.head_dim / 2});
-    const int64_t pairs = std::accumulate(sections.begin(), sections.end(), int64_t{0});
+    // Numbers of feature pairs for time, row and column; these are equal for text.
+    c.mrope_section = p.get("mrope_section", c.mrope_section);
+    const int64_t pairs = std::accumulate(c.mrope_section.begin(), c.mrope_section.end(), int64_t{0});
     check(2 * pairs == c.head_dim, Code::invalid_config,
           "{}: the sum of 'mrope_section' is {}, expected {}, half of 'hidden_size' / 'num_attention_heads'", p.what(),
           pairs, c.head_dim / 2);
   });
+  if (const auto vision = whole.find("vision_config"); vision != whole.end() && vision->is_object())
+    c.vision = QwenVisionConfig::from_json(*vision);
   return c;
 }
 
 std::vector<Tensor> decoder_hidden_states(const Scope& s, const Config& c, Tensor ids,
                                           const std::vector<int64_t>& layers, Tensor lengths) {
   auto path = s.path_scope();
-  check(ids.rank() == 2 && is_integer(ids.dtype()), Code::invalid_graph,
-        "decoder: ids are {}; expected integers [B, L]", to_string(ids.shape()));
-  for (int64_t i : layers)
-    check(i >= 0 && i <= c.num_hidden_layers, Code::invalid_graph, "decoder: hidden state {}; expected 0 to {}", i,
-          c.num_hidden_layers);
-  const Places places{nn::grid_rotary(s.graph(), {ids.dim(1)}, {c.head_dim}, c.rope_theta), lengths};
+  check_ids(c, ids, layers);
   Tensor x = nn::embedding(s / "embed_tokens", ids, c.vocab_size, c.hidden_size);
-  std::vector<Tensor> states = {x};
-  for (int64_t i = 0; i < c.num_hidden_layers; ++i) {
-    const Scope block = s / "layers" / i;
-    x = nn::remat(
-        block, [&](Tensor h) { return layer(block, h, c, places); }, x);
-    states.push_back(x);
+  return states_of(s, c, x, {nn::grid_rotary(s.graph(), {ids.dim(1)}, {c.head_dim}, c.rope_theta), lengths}, layers);
+}
+
+std::vector<Tensor> decoder_hidden_states(const Scope& s, const Qwen25VlConfig& c, Tensor ids,
+                                          const std::vector<int64_t>& layers, const std::vector<ImageInText>& images) {
+  if (images.empty()) return decoder_hidden_states(s, c, ids, layers);
+  auto path = s.path_scope();
+  check_ids(c, ids, layers);
+  check(c.vision.has_value(), Code::invalid_config, "Qwen2.5-VL config: no 'vision_config'; expected one, for images");
+  check(c.vision->out_hidden_size == c.hidden_size, Code::invalid_config,
+        "Qwen2.5-VL config: 'vision_config' has 'out_hidden_size' {}, expected 'hidden_size' = {}",
+        c.vision->out_hidden_size, c.hidden_size);
+  const Scope visual = (s / "visual").with_source(once_per_name());
+  Tensor x = nn::embedding(s / "embed_tokens", ids, c.vocab_size, c.hidden_size);
+  std::vector<Tensor> parts;
+  std::vector<std::array<int64_t, 3>> places;
+  int64_t next = 0, at = 0;  // token, and position
+  const auto text_to = [&](int64_t end) {
+    parts.push_back(slice_axis(x, 1, next, end));
+    for (; next < end; ++next, ++at) places.push_back({at, at, at});
+  };
+  for (const ImageInText& image : images) {
+    check(image.first >= next, Code::invalid_graph, "decoder: an image begins at token {}; expected {} or more",
+          image.first, next);
+    text_to(image.first);
+    parts.push_back(cast(qwen_vision(visual, *c.vision, image.pixels), x.dtype()));
+    const int64_t unit = c.vision->token_size(), rows = image.pixels.dim(1) / unit,
+                  columns = image.pixels.dim(2) / unit;
+    for (int64_t i = 0; i < rows * columns; ++i) places.push_back({at, at + i / columns, at + i % columns});
+    next += rows * columns, at += std::max(rows, columns);
   }
-  states.back() = nn::rms_norm(s / "norm", x, c.rms_norm_eps);
-  std::vector<Tensor> out;
-  for (int64_t i : layers) out.push_back(states.at(static_cast<size_t>(i)));
-  return out;
+  check(next < ids.dim(1), Code::invalid_graph, "decoder: {} tokens; expected more than the {} up to the last image",
+        ids.dim(1), next);
+  text_to(ids.dim(1));
+  return states_of(s, c, concatenate(parts, 1), {rotary_of(s.graph(), c, places), {}}, layers);
 }
 
 void trace_decoder(const Scope& s, const Config& c) {
   decoder_hidden_states(s, c, full(s.graph(), 0, {DType::s32, {1, 1}}), {c.num_hidden_layers});
 }
 
+namespace {
+
+/// "layers.3.self_attn.q_proj.weight" → "blk.3.attn_q.weight".
+std::string llama_name(std::string name) {
+  static const std::vector<std::pair<std::string, std::string>> rows = {
+      {"embed_tokens.", "token_embd."},        {"layers.", "blk."},
+      {".input_layernorm.", ".attn_norm."},    {".post_attention_layernorm.", ".ffn_norm."},
+      {".self_attn.q_norm.", ".attn_q_norm."}, {".self_attn.k_norm.", ".attn_k_norm."},
+      {".self_attn.q_proj.", ".attn_q."},      {".self_attn.k_proj.", ".attn_k."},
+      {".self_attn.v_proj.", ".attn_v."},      {".self_attn.o_proj.", ".attn_output."},
+      {".mlp.gate_proj.", ".ffn_gate."},       {".mlp.up_proj.", ".ffn_up."},
+      {".mlp.down_proj.", ".ffn_down."}};
+  if (name.starts_with("norm.")) return "output_" + name;
+  for (const auto& [ours, theirs] : rows)
+    if (const size_t at = name.find(ours); at != std::string::npos) name.replace(at, ours.size(), theirs);
+  return name;
+}
+
+}  // namespace
+
 WeightNameMap causal_decoder_names(const DecoderConfig&) {
-  return {.of =
+  return {.aliases =
               [](const std::string& name) {
                 std::vector<WeightAlias> names;
+                if (name.starts_with("visual.")) return std::vector<WeightAlias>{{.name = "model." + name}};
                 for (const char* before : {"model.", "model.language_model.", "language_model."})
                   names.push_back({.name = before + name});
+                names.push_back({.name = llama_name(name)});
                 return names;
               },
-          .unneeded = {"lm_head.", "visual.", "model.visual."}};
+          .unneeded = {"lm_head.", "visual.", "model.visual.", "output.", "rope_freqs."}};
 }
 
 }  // namespace md

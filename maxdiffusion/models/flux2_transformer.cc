@@ -28,7 +28,7 @@ Tensor linear(const Scope& s, Tensor x, int64_t out, const std::string& in_axis,
   return joint::linear(s, x, out, in_axis, out_axis, kBias);
 }
 
-/// Of time and guidance, what all modulations read: SiLU of the sum, [B, D].
+/// Input of all modulations, from timestep and guidance: SiLU of the sum of their embeddings, [B, D].
 Tensor embed_conditions(const Scope& root, const Config& c, const Flux2Inputs& in) {
   ScopeOptions o = root.options();
   o.activations = DType::f32;
@@ -55,13 +55,13 @@ Tensor feed_forward(const Scope& s, const Config& c, Tensor x) {
   return linear(s / "linear_out", gated_linear_unit(h), c.width(), axis::kMlp, axis::kEmbed);
 }
 
-/// What all blocks are given.
+/// Inputs that all blocks share.
 struct Shared {
   std::vector<Modulation> image, text, both;
   nn::Rotary positions;
 };
 
-/// streams: the text's and the image's.
+/// streams: text and image.
 std::vector<Tensor> double_block(const Scope& s, const Config& c, const std::vector<Tensor>& streams,
                                  const Shared& shared) {
   auto path = s.path_scope();
@@ -134,7 +134,7 @@ void check_inputs(const Config& c, const Flux2Inputs& in) {
 Flux2TransformerConfig Flux2TransformerConfig::from_json(const nlohmann::json& config) {
   ConfigReader r(config, "Flux2Transformer2DModel config");
   Flux2TransformerConfig c;
-  r.neutral("patch_size", {1});  // latents are packed before they come
+  r.neutral("patch_size", {1});  // latents are packed before the model
   c.in_channels = r.get("in_channels", c.in_channels);
   c.out_channels = r.get_optional<int64_t>("out_channels");
   c.num_layers = r.get("num_layers", c.num_layers);

@@ -49,7 +49,7 @@ Flux2VaeConfig Flux2VaeConfig::from_json(const nlohmann::json& config) {
       of_bn[key] = *found;
       rest.erase(found);
     }
-  // Where they differ from AutoencoderKL's.
+  // Defaults that differ from AutoencoderKL's.
   const nlohmann::json defaults = {{"block_out_channels", {128, 256, 512, 512}},
                                    {"down_block_types", std::vector<std::string>(4, "DownEncoderBlock2D")},
                                    {"up_block_types", std::vector<std::string>(4, "UpDecoderBlock2D")},
@@ -59,11 +59,11 @@ Flux2VaeConfig Flux2VaeConfig::from_json(const nlohmann::json& config) {
   for (const auto& [key, value] : defaults.items()) rest.emplace(key, value);
   c.encoder = c.decoder = VaeConfig::from_json(rest);
   ConfigReader r(of_bn, "AutoencoderKLFlux2 config");
-  r.ignore({"batch_norm_momentum"});  // of training
+  r.ignore({"batch_norm_momentum"});  // only used in training
   c.batch_norm_eps = r.get("batch_norm_eps", c.batch_norm_eps);
-  const std::vector<int64_t> patch(2, kLatentPatch), given = r.get("patch_size", patch);
-  check(given == patch, Code::invalid_config, "{}: 'patch_size' has {} numbers, the first {}, expected [{}, {}]",
-        r.what(), given.size(), given.empty() ? 0 : given[0], kLatentPatch, kLatentPatch);
+  const std::vector<int64_t> patch(2, kLatentPatch), values = r.get("patch_size", patch);
+  check(values == patch, Code::invalid_config, "{}: 'patch_size' has {} numbers, the first {}, expected [{}, {}]",
+        r.what(), values.size(), values.empty() ? 0 : values[0], kLatentPatch, kLatentPatch);
   if (const auto widths = r.get_optional<std::vector<int64_t>>("decoder_block_out_channels")) {
     rest["block_out_channels"] = *widths;
     c.decoder = VaeConfig::from_json(rest);
@@ -82,32 +82,32 @@ LatentStatistics flux2_vae_statistics(const Scope& root, const Config& c) {
   return {mean, read("running_var", init::ones()) + c.batch_norm_eps};
 }
 
-Posterior flux2_vae_encode(const Scope& s, const Config& c, const LatentStatistics& of, Tensor pixels) {
+Posterior flux2_vae_encode(const Scope& s, const Config& c, const LatentStatistics& statistics, Tensor pixels) {
   check(pixels.rank() == 4 && pixels.dim(1) % c.downscale() == 0 && pixels.dim(2) % c.downscale() == 0,
         Code::invalid_graph, "flux2_vae: pixels are {}, expected [B, H, W, {}] with H and W multiples of {}",
         to_string(pixels.shape()), c.encoder.in_channels, c.downscale());
   const Posterior p = vae_encode(s, c.encoder, pixels);
-  return {.mean = (to_latent_patches(p.mean) - of.mean) / sqrt(of.variance),
-          .logvar = to_latent_patches(p.logvar) - log(of.variance)};
+  return {.mean = (to_latent_patches(p.mean) - statistics.mean) / sqrt(statistics.variance),
+          .logvar = to_latent_patches(p.logvar) - log(statistics.variance)};
 }
 
-Tensor flux2_vae_unpatched(const LatentStatistics& of, Tensor latents) {
-  check(latents.rank() == 4 && latents.dim(-1) == of.mean.dim(-1), Code::invalid_graph,
-        "flux2_vae: latents are {}, expected [B, h, w, {}]", to_string(latents.shape()), of.mean.dim(-1));
-  return from_latent_patches(cast(latents, DType::f32) * sqrt(of.variance) + of.mean);
+Tensor flux2_vae_unpatched(const LatentStatistics& statistics, Tensor latents) {
+  check(latents.rank() == 4 && latents.dim(-1) == statistics.mean.dim(-1), Code::invalid_graph,
+        "flux2_vae: latents are {}, expected [B, h, w, {}]", to_string(latents.shape()), statistics.mean.dim(-1));
+  return from_latent_patches(cast(latents, DType::f32) * sqrt(statistics.variance) + statistics.mean);
 }
 
-Tensor flux2_vae_decode(const Scope& s, const Config& c, const LatentStatistics& of, Tensor latents) {
-  return vae_decode(s, c.decoder, flux2_vae_unpatched(of, latents));
+Tensor flux2_vae_decode(const Scope& s, const Config& c, const LatentStatistics& statistics, Tensor latents) {
+  return vae_decode(s, c.decoder, flux2_vae_unpatched(statistics, latents));
 }
 
 std::shared_ptr<Autoencoder> flux2_autoencoder(const Config& c) { return std::make_shared<Flux2Autoencoder>(c); }
 
 void trace_flux2_vae(const Scope& s, const Config& c) {
   const int64_t side = c.downscale();
-  const LatentStatistics of = flux2_vae_statistics(s, c);
+  const LatentStatistics statistics = flux2_vae_statistics(s, c);
   Tensor pixels = full(s.graph(), 0, {DType::f32, {1, side, side, c.encoder.in_channels}});
-  flux2_vae_decode(s, c, of, flux2_vae_encode(s, c, of, pixels).mean);
+  flux2_vae_decode(s, c, statistics, flux2_vae_encode(s, c, statistics, pixels).mean);
 }
 
 }  // namespace md

@@ -1,6 +1,6 @@
-// AutoencoderKLFlux2: AutoencoderKL, whose latents are taken two rows and two columns at a time and normalized by
-// statistics of a batch norm, which are weights. What is called latents here is normalized: the denoiser takes it as it
-// is. Source: diffusers 0.42, AutoencoderKLFlux2.
+// AutoencoderKLFlux2: AutoencoderKL with latents that are packed 2×2 into channels and normalized with the statistics
+// of a batch norm, which are weights. "Latents" below are the normalized ones, the denoiser's input. Source: diffusers
+// 0.42, AutoencoderKLFlux2.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -11,7 +11,7 @@
 namespace md {
 
 struct Flux2VaeConfig {
-  VaeConfig encoder, decoder;  // which differ in the widths of their levels at most
+  VaeConfig encoder, decoder;  // equal except for the widths of their levels
   double batch_norm_eps = 1e-4;
 
   /// Channels of latents.
@@ -22,20 +22,22 @@ struct Flux2VaeConfig {
   static Flux2VaeConfig from_json(const nlohmann::json& config);
 };
 
-/// Of latents before they are normalized, f32 [1, 1, 1, channels] each. They are measured, not learnt.
+/// Statistics of latents before normalization, f32 [1, 1, 1, channels] each. They are measured, not trained.
 struct LatentStatistics {
   Tensor mean, variance;
 };
-/// The parameters bn.running_mean and bn.running_var, the second with batch_norm_eps.
+/// The parameters bn.running_mean and bn.running_var, the latter plus batch_norm_eps.
 LatentStatistics flux2_vae_statistics(const Scope& s, const Flux2VaeConfig& config);
 
 /// pixels: [B, H, W, 3] in [−1, 1] → [B, H/d, W/d, channels], normalized.
-Posterior flux2_vae_encode(const Scope& s, const Flux2VaeConfig& config, const LatentStatistics& of, Tensor pixels);
-/// Normalized latents → what the decoder takes, and diffusers' pipelines return for output_type=latent: [B, 2H/d, 2W/d,
+Posterior flux2_vae_encode(const Scope& s, const Flux2VaeConfig& config, const LatentStatistics& statistics,
+                           Tensor pixels);
+/// Normalized latents → the decoder's input, which diffusers' pipelines return for output_type=latent: [B, 2H/d, 2W/d,
 /// channels/4], f32.
-Tensor flux2_vae_unpatched(const LatentStatistics& of, Tensor latents);
+Tensor flux2_vae_unpatched(const LatentStatistics& statistics, Tensor latents);
 /// Normalized latents → [B, H, W, 3].
-Tensor flux2_vae_decode(const Scope& s, const Flux2VaeConfig& config, const LatentStatistics& of, Tensor latents);
+Tensor flux2_vae_decode(const Scope& s, const Flux2VaeConfig& config, const LatentStatistics& statistics,
+                        Tensor latents);
 
 /// For the registry (registry.h).
 void trace_flux2_vae(const Scope& s, const Flux2VaeConfig& config);

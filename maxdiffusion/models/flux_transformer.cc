@@ -25,7 +25,7 @@ joint::Sizes sizes(const Config& c) { return {c.num_attention_heads, c.attention
 
 // ---- conditions
 
-/// Of time, guidance and the pooled text, what all modulations read: SiLU of the sum, [B, D].
+/// Input of all modulations, from timestep, guidance and pooled text: SiLU of the sum of their embeddings, [B, D].
 Tensor embed_conditions(const Scope& root, const Config& c, const FluxInputs& in) {
   ScopeOptions o = root.options();
   o.activations = DType::f32;
@@ -77,7 +77,7 @@ void check_inputs(const Config& c, const FluxInputs& in) {
 FluxTransformerConfig FluxTransformerConfig::from_json(const nlohmann::json& config) {
   ConfigReader r(config, "FluxTransformer2DModel config");
   FluxTransformerConfig c;
-  r.neutral("patch_size", {1});  // latents are packed before they come
+  r.neutral("patch_size", {1});  // latents are packed before the model
   c.in_channels = r.get("in_channels", c.in_channels);
   c.out_channels = r.get_optional<int64_t>("out_channels");
   c.num_layers = r.get("num_layers", c.num_layers);

@@ -1,7 +1,7 @@
 // FluxTransformer2DModel: the denoiser of Flux dev and schnell, a transformer over packed latents of an image and the
-// embeddings of a text: double-stream blocks with joint attention, then single-stream blocks.
-// All sizes come from config.json as diffusers writes it; parameter names are diffusers'. Sources: Black Forest Labs
-// 2024 (Flux); diffusers 0.42, transformer_flux.py.
+// embeddings of a text. Double-stream blocks with joint attention precede single-stream blocks. All sizes come from
+// diffusers' config.json; parameter names are diffusers'. Sources: Black Forest Labs 2024 (Flux); diffusers 0.42,
+// transformer_flux.py.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>

@@ -27,13 +27,13 @@ const Table& of_model() {
       {"time_text_embed.guidance_embedder.linear_2", "guidance_in.out_layer"},
       {"time_text_embed.text_embedder.linear_1", "vector_in.in_layer"},
       {"time_text_embed.text_embedder.linear_2", "vector_in.out_layer"},
-      {"norm_out.linear", "final_layer.adaLN_modulation.1", {1, 0}, 2},  // there the shift is first
+      {"norm_out.linear", "final_layer.adaLN_modulation.1", {1, 0}, 2},  // shift and scale are swapped there
       {"proj_out", "final_layer.linear"},
   };
   return t;
 }
 
-/// Behind "transformer_blocks.N." and "double_blocks.N.".
+/// After "transformer_blocks.N." and "double_blocks.N.".
 const Table& of_double_block() {
   static const Table t = {
       {"norm1.linear", "img_mod.lin"},
@@ -58,8 +58,8 @@ const Table& of_double_block() {
   return t;
 }
 
-/// Behind "single_transformer_blocks.N." and "single_blocks.N.". The first layer makes queries, keys, values and the
-/// middle of the feed-forward part, which is four times as wide.
+/// After "single_transformer_blocks.N." and "single_blocks.N.". The first layer computes queries, keys, values and the
+/// hidden layer of the feed-forward network, which is four times as wide.
 const Table& of_single_block() {
   static const Table t = {
       {"norm.linear", "modulation.lin"},
@@ -74,7 +74,7 @@ const Table& of_single_block() {
   return t;
 }
 
-/// XLabs': processors of attention, the first of the image, the second of the text. Their word "processor" is left out.
+/// XLabs' attention processors: processor 1 of the image, processor 2 of the text, with the word "processor" removed.
 const Table& of_double_processors() {
   static const Table t = {
       {"attn.to_q", "qkv_lora1", {0}, 3},       {"attn.to_k", "qkv_lora1", {1}, 3},
@@ -103,13 +103,13 @@ const Table& of_second_model() {
       {"double_stream_modulation_img.linear", "double_stream_modulation_img.lin"},
       {"double_stream_modulation_txt.linear", "double_stream_modulation_txt.lin"},
       {"single_stream_modulation.linear", "single_stream_modulation.lin"},
-      {"norm_out.linear", "final_layer.adaLN_modulation.1", {1, 0}, 2},  // there the shift is first
+      {"norm_out.linear", "final_layer.adaLN_modulation.1", {1, 0}, 2},  // shift and scale are swapped there
       {"proj_out", "final_layer.linear"},
   };
   return t;
 }
 
-/// As FLUX.1's, but for modulation, which is the model's, and for feed-forward layers.
+/// As for FLUX.1, except modulation, which all blocks share, and feed-forward layers.
 const Table& of_second_double_block() {
   static const Table t = [] {
     Table all = {{"ff.linear_in", "img_mlp.0"},
@@ -142,7 +142,7 @@ std::optional<WeightAlias> respelled(std::string_view name, const Table& table) 
   return std::nullopt;
 }
 
-/// Without a prefix; behind a block's number.
+/// The name without a prefix, after a block's number.
 std::optional<WeightAlias> in_block(const std::string& name, std::string_view diffusers, std::string_view original,
                                     const Table& table) {
   const size_t number = diffusers.size(), dot = name.find('.', number);
@@ -156,7 +156,7 @@ struct Tables {
   const Table &model, &double_block, &single_block;
 };
 
-/// In a block of one of both kinds.
+/// The name in a double-stream or single-stream block.
 std::optional<WeightAlias> in_blocks(const std::string& name, const Table& of_double, const Table& of_single) {
   const std::optional<WeightAlias> out = in_block(name, "transformer_blocks.", "double_blocks.", of_double);
   return out ? out : in_block(name, "single_transformer_blocks.", "single_blocks.", of_single);
@@ -177,26 +177,30 @@ std::vector<WeightAlias> names_of(const std::string& name, const Tables& tables)
 }  // namespace
 
 WeightNameMap original_flux_names(const FluxTransformerConfig&) {
-  return {.of = [](const std::string& name) {
-    std::vector<WeightAlias> names = names_of(name, {of_model(), of_double_block(), of_single_block()});
-    if (!name.ends_with(".weight")) return names;
-    if (const auto processor = in_blocks(name, of_double_processors(), of_single_processors()))
-      names.push_back(*processor);
-    return names;
-  }};
+  return {.aliases =
+              [](const std::string& name) {
+                std::vector<WeightAlias> names = names_of(name, {of_model(), of_double_block(), of_single_block()});
+                if (!name.ends_with(".weight")) return names;
+                if (const auto processor = in_blocks(name, of_double_processors(), of_single_processors()))
+                  names.push_back(*processor);
+                return names;
+              },
+          .architecture = "flux"};
 }
 
 WeightNameMap original_flux2_names(const Flux2TransformerConfig&) {
-  return {.of = [](const std::string& name) {
-    return names_of(name, {of_second_model(), of_second_double_block(), of_second_single_block()});
-  }};
+  return {.aliases =
+              [](const std::string& name) {
+                return names_of(name, {of_second_model(), of_second_double_block(), of_second_single_block()});
+              },
+          .architecture = "flux"};
 }
 
 WeightNameMap original_flux2_vae_names(const Flux2VaeConfig& c) {
   WeightNameMap names = original_vae_names(c.encoder);
-  names.of = [of = names.of](const std::string& name) {
+  names.aliases = [of = names.aliases](const std::string& name) {
     std::vector<WeightAlias> all = of(name);
-    // Its own files have these in the halves to which they belong.
+    // Black Forest Labs' files have these inside the encoder and the decoder.
     for (const auto& [conv, half] : {std::pair{"quant_conv.", "encoder."}, {"post_quant_conv.", "decoder."}})
       if (name.starts_with(conv)) all.push_back({.name = half + name});
     return all;

@@ -14,7 +14,7 @@ namespace md {
 /// "transformer_blocks.3.attn.to_k.weight" → the second third of "double_blocks.3.img_attn.qkv.weight": without and
 /// with the prefixes of single-file checkpoints; last, the name in XLabs' LoRA files.
 WeightNameMap original_flux_names(const FluxTransformerConfig& config);
-/// The same of FLUX.2, without XLabs' names.
+/// Like the above for FLUX.2, without XLabs' names.
 WeightNameMap original_flux2_names(const Flux2TransformerConfig& config);
 WeightNameMap original_flux2_vae_names(const Flux2VaeConfig& config);
 

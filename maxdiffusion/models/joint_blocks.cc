@@ -25,12 +25,29 @@ Tensor modulated(const Scope& s, Tensor x, Tensor shift, Tensor scale, double ep
   return nn::layer_norm(s, f32(x), eps, false) * (scale + 1) + shift;
 }
 
-/// What attention gave, then the feed-forward part, added to one stream.
+/// Adds the attention result, then the feed-forward network's, to one stream.
 Tensor after_attention(const Scope& ff, int64_t width, Tensor x, Tensor attended, const std::vector<Modulation>& m) {
   auto path = ff.path_scope();
   x = gated(x, attended, m[0]);
   Tensor h = widened(ff / "net.0.proj", modulated(ff, x, m[1]), width);
   return gated(x, linear(ff / "net.2", h, width, axis::kMlp, axis::kEmbed), m[1]);
+}
+
+/// Modulations of a stream of `tokens`, the last of which may have their own conditions.
+std::vector<Modulation> image_modulations(const Scope& s, const Block& b, int64_t tokens) {
+  const int64_t width = b.sizes.width();
+  if (!b.reference_conditions || b.references == 0) return modulations(s, b.conditions, width, 2);
+  std::vector<Modulation> all = modulations(s, concatenate({b.conditions, b.reference_conditions}, 0), width, 2);
+  HostArray last(Shape{DType::f32, {1, tokens, 1}});
+  for (int64_t i = 0; i < tokens; ++i)
+    last.mutable_view<float>()[static_cast<size_t>(i)] = i < tokens - b.references ? 0.0f : 1.0f;
+  Tensor part = constant(s.graph(), last);
+  for (Modulation& m : all)
+    for (Tensor* x : {&m.shift, &m.scale, &m.gate}) {
+      const std::vector<Tensor> halves = split(*x, 2, 0);
+      *x = halves[0] * (1.0 - part) + halves[1] * part;
+    }
+  return all;
 }
 
 }  // namespace
@@ -95,13 +112,13 @@ Heads heads_of(const Scope& s, const Sizes& sizes, Tensor q, Tensor k, Tensor v,
 }
 
 Tensor attend(const Scope& s, const Heads& h, const nn::Rotary& positions, Tensor lengths) {
-  AttentionOptions how = nn::attention_options(s, {.batch = axis::kBatch,
-                                                   .length = axis::kLength,
-                                                   .kv_length = axis::kKvLength,
-                                                   .heads = axis::kHeadsAct,
-                                                   .head_dim = axis::kKv});
-  how.lengths = lengths;
-  Tensor y = nn::self_attend(nn::rotated(h.q, positions), nn::rotated(h.k, positions), h.v, how);
+  AttentionOptions options = nn::attention_options(s, {.batch = axis::kBatch,
+                                                       .length = axis::kLength,
+                                                       .kv_length = axis::kKvLength,
+                                                       .heads = axis::kHeadsAct,
+                                                       .head_dim = axis::kKv});
+  options.lengths = lengths;
+  Tensor y = nn::self_attend(nn::rotated(h.q, positions), nn::rotated(h.k, positions), h.v, options);
   return stream(reshape(y, {y.dim(0), y.dim(1), y.dim(2) * y.dim(3)}));
 }
 
@@ -114,7 +131,7 @@ Attended attend_jointly(const Scope& s, const Sizes& sizes, Tensor text, Tensor 
                         Tensor lengths) {
   const int64_t width = sizes.width(), text_tokens = text.dim(1), image_tokens = image.dim(1);
   const Heads i = heads_of(s, sizes, image, kOfImage), t = heads_of(s, sizes, text, kOfText);
-  // Tokens that are not seen are the last.
+  // Tokens that are not attended to must be last.
   const bool image_first = static_cast<bool>(lengths);
   auto joined = [&](Tensor x, Tensor y) { return image_first ? concatenate({y, x}, 1) : concatenate({x, y}, 1); };
   Tensor y = attend(s, {joined(t.q, i.q), joined(t.k, i.k), joined(t.v, i.v)}, positions, lengths);
@@ -131,7 +148,7 @@ std::vector<Tensor> block(const Scope& s, const Block& b, const std::vector<Tens
   Tensor text = stream(streams[0]), image = stream(streams[1]);
   const Scope image_scope = s / b.names.image_modulation, text_scope = s / b.names.text_modulation;
   const int64_t width = b.sizes.width();
-  const std::vector<Modulation> of_image = modulations(image_scope, b.conditions, width, 2),
+  const std::vector<Modulation> of_image = image_modulations(image_scope, b, image.dim(1)),
                                 of_text = modulations(text_scope, b.conditions, width, 2);
   Tensor image_in = modulated(image_scope, image, of_image[0]);
   const Attended y =

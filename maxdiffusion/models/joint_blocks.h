@@ -1,8 +1,7 @@
-// What transformers with an image's tokens and a text's as two streams consist of: blocks in which both streams attend
-// to all tokens, with projections, norms and a feed-forward part of their own, modulated by the conditions; and the
-// last layer. FLUX.1, FLUX.2 and Qwen-Image differ in names, in what the conditions are, and in the order of the
-// tokens. Parameter names are diffusers'. Norms and modulation are computed in f32. Source: Esser et al. 2024,
-// section 4.
+// Parts of transformers with two streams, the tokens of an image and of a text: blocks, in which both streams attend to
+// all tokens and each has its own projections, norms and feed-forward network, modulated by the conditions; and the
+// last layer. FLUX.1, FLUX.2 and Qwen-Image differ in names, in the conditions, and in the order of the tokens.
+// Parameter names are diffusers'. Norms and modulation are computed in f32. Source: Esser et al. 2024, section 4.
 #pragma once
 
 #include <string>
@@ -31,19 +30,19 @@ void check_rotary_axes(const ConfigReader& r, const std::vector<int64_t>& dims, 
 Tensor f32(Tensor x);
 Tensor linear(const Scope& s, Tensor x, int64_t out, const std::string& in_axis, const std::string& out_axis,
               bool bias = true);
-/// A stream as it goes from block to block: [B, L, D].
+/// The hidden states of a stream between blocks: [B, L, D].
 Tensor stream(Tensor x);
 
-/// Sinusoids of a number [B], from 0 to 1000, through two layers: [B, D].
+/// Sinusoidal embedding of a number [B] in [0, 1000], through two layers: [B, D].
 Tensor embedded_number(const Scope& s, Tensor number, int64_t width, int64_t sinusoids = 256, bool bias = true);
 /// linear_1, SiLU, linear_2.
 Tensor condition_mlp(const Scope& s, Tensor x, int64_t width, bool bias = true);
 
-/// One use of a block's modulation, each [B, 1, D] f32.
+/// Modulation of one part of a block: [B, 1, D] f32 each, or [B, L, D] if tokens have different conditions.
 struct Modulation {
   Tensor shift, scale, gate;
 };
-/// `uses` times shift, scale and gate, of conditions [B, D]; s: of the layer that makes them.
+/// `uses` sets of shift, scale and gate, computed from conditions [B, D]; s: scope of the layer that computes them.
 std::vector<Modulation> modulations(const Scope& s, Tensor conditions, int64_t width, int64_t uses, bool bias = true);
 /// LN(x) · (1 + scale) + shift, in the dtype of x.
 Tensor modulated(const Scope& s, Tensor x, const Modulation& m, double eps = 1e-6);
@@ -53,20 +52,21 @@ Tensor gated(Tensor to, Tensor y, const Modulation& m);
 struct Heads {
   Tensor q, k, v;  // [B, L, N, d]
 };
-/// What projections and norms of one stream are called, and what the projections' results are for remat policies.
+/// Parameter names of the projections and norms of one stream, and the remat policies' name for the projections'
+/// results.
 struct HeadNames {
   const char *q, *k, *v, *norm_q, *norm_k, *projected;
 };
 Heads heads_of(const Scope& s, const Sizes& sizes, Tensor x, const HeadNames& names);
-/// The same of projections that are there, [B, L, D] each.
+/// Like the above, from projections that are already computed, [B, L, D] each.
 Heads heads_of(const Scope& s, const Sizes& sizes, Tensor q, Tensor k, Tensor v, const HeadNames& names);
-/// [B, L, D]. lengths: as AttentionOptions has it.
+/// Attention → [B, L, D]. lengths: as in AttentionOptions.
 Tensor attend(const Scope& s, const Heads& h, const nn::Rotary& positions, Tensor lengths = {});
-/// Four times as wide, through GELU.
+/// A linear layer to four times `width`, then GELU.
 Tensor widened(const Scope& s, Tensor x, int64_t width);
 
-/// What attention over the tokens of both streams, modulated, gives each, projected back. s: of attention; positions
-/// and lengths: as Block has them.
+/// Results of joint attention for both streams, after the output projections. s: scope of attention; text, image:
+/// modulated tokens; positions, lengths: as in Block.
 struct Attended {
   Tensor text, image;
 };
@@ -76,18 +76,22 @@ Attended attend_jointly(const Scope& s, const Sizes& sizes, Tensor text, Tensor 
 struct BlockNames {
   const char *image_modulation, *text_modulation, *image_feed_forward, *text_feed_forward;
 };
-/// What all blocks are given.
+/// Inputs that all blocks share.
 struct Block {
   Sizes sizes;
   BlockNames names;
   Tensor conditions;     // [B, D]
-  nn::Rotary positions;  // of all tokens in their order in the sequence: the text's, then the image's
-  Tensor lengths = {};   // s32 [B]: the image's tokens come first, and of the whole sequence this many are seen
+  nn::Rotary positions;  // of all tokens in sequence order: the text's, then the image's
+  Tensor lengths = {};   // s32 [B]: tokens of the whole sequence that are attended to; with it the image's tokens come
+                         // first
+  /// [B, D]: conditions of the last `references` tokens of the image's stream; absent: they use `conditions`.
+  Tensor reference_conditions = {};
+  int64_t references = 0;
 };
-/// streams: the text's and the image's → the same.
+/// streams: text and image. Returns both in this order.
 std::vector<Tensor> block(const Scope& s, const Block& b, const std::vector<Tensor>& streams);
 
-/// norm_out, modulated by the conditions, and proj_out: [B, L, D] → [B, L, out], f32.
+/// norm_out, modulated by the conditions, then proj_out: [B, L, D] → [B, L, out], f32.
 Tensor last_layer(const Scope& s, Tensor x, Tensor conditions, int64_t out, double eps = 1e-6, bool bias = true);
 
 }  // namespace md::joint

@@ -14,7 +14,7 @@ double at(const std::vector<double>& values, size_t channel) {
   return values.size() == 1 ? values[0] : values[channel];
 }
 
-/// A value per channel to combine with z: a number where all are one.
+/// combine(z, values), with one value per channel; a single number if there is only one.
 template <class F>
 Tensor per_channel(Tensor z, const std::vector<double>& values, F combine) {
   if (values.size() == 1) return combine(z, values[0]);
@@ -27,12 +27,12 @@ Tensor per_channel(Tensor z, const std::vector<double>& values, F combine) {
   return combine(z, constant(z.graph(), HostArray::of<float>({DType::f32, dims}, row)));
 }
 
-/// f(value, channel) of every element; `of`: channels after which they repeat.
-HostArray map_channels(const HostArray& z, size_t of, const std::function<double(double, size_t)>& f) {
+/// Applies f(value, channel) to every element; channels repeat with `period`.
+HostArray map_channels(const HostArray& z, size_t period, const std::function<double(double, size_t)>& f) {
   HostArray out(z.shape());
   auto from = z.view<float>();
   auto to = out.mutable_view<float>();
-  for (size_t i = 0; i < from.size(); ++i) to[i] = static_cast<float>(f(from[i], i % of));
+  for (size_t i = 0; i < from.size(); ++i) to[i] = static_cast<float>(f(from[i], i % period));
   return out;
 }
 

@@ -34,8 +34,8 @@ const Table kResnet = {{"norm1", "in_layers.0"},          {"conv1", "in_layers.2
                        {"norm2", "out_layers.0"},         {"conv2", "out_layers.3"},
                        {"time_emb_proj", "emb_layers.1"}, {"conv_shortcut", "skip_connection"}};
 
-/// The way down and the middle: input blocks are counted through the levels, each resnet and each downsampler being
-/// one.
+/// conv_in, down blocks and mid block: input blocks are numbered over all levels, one for each resnet and each
+/// downsampler.
 Table down_blocks(const UNetConfig& c) {
   Table t = {{"conv_in", "input_blocks.0.0"},
              {"time_embedding.linear_1", "time_embed.0"},
@@ -57,7 +57,7 @@ Table down_blocks(const UNetConfig& c) {
   return t;
 }
 
-/// The way up: an upsampler shares the block of the level's last resnet.
+/// Up blocks: an upsampler is in the block of its level's last resnet.
 Table up_blocks(const UNetConfig& c) {
   Table t = {{"conv_norm_out", "out.0"}, {"conv_out", "out.2"}};
   int next = 0;
@@ -74,9 +74,9 @@ Table up_blocks(const UNetConfig& c) {
   return t;
 }
 
-/// Names by a table of blocks, with and without the prefix.
+/// Names by a table of blocks, without and with the prefix.
 WeightNameMap of_blocks(Table table, std::string prefix) {
-  return {.of = [table = std::move(table), prefix = std::move(prefix)](const std::string& name) {
+  return {.aliases = [table = std::move(table), prefix = std::move(prefix)](const std::string& name) {
     std::vector<WeightAlias> names;
     if (std::optional<std::string> original = beginning_respelled(name, table)) {
       if (name.find(".resnets.") != std::string::npos) original = inner_respelled(*original, kResnet);
@@ -97,7 +97,7 @@ Table vae_blocks(const VaeConfig& c) {
     add("mid_block.resnets.0", "mid.block_1"), add("mid_block.resnets.1", "mid.block_2");
     add("mid_block.attentions.0", "mid.attn_1");
     const bool up = half == std::string_view("decoder");
-    for (size_t i = 0; i < levels; ++i) {  // the decoder's levels are counted from the finest
+    for (size_t i = 0; i < levels; ++i) {  // the decoder's levels are numbered from the finest
       const std::string published = fmt::format("{}_blocks.{}", up ? "up" : "down", i),
                         original = fmt::format("{}.{}", up ? "up" : "down", up ? levels - 1 - i : i);
       for (int64_t k = 0; k < c.layers_per_block + (up ? 1 : 0); ++k)
@@ -123,7 +123,7 @@ const Table kOpenClipLayer = {{"layer_norm1", "ln_1"},
                               {"mlp.fc2", "mlp.c_proj"},
                               {"self_attn.out_proj", "attn.out_proj"}};
 
-/// Without a prefix.
+/// The name without a prefix.
 std::optional<WeightAlias> open_clip_name(const std::string& name) {
   if (name == "text_projection.weight") return WeightAlias{.name = "text_projection", .transposed = true};
   if (name == "text_model.embeddings.position_embedding.weight") return WeightAlias{.name = "positional_embedding"};
@@ -143,13 +143,15 @@ std::optional<WeightAlias> open_clip_name(const std::string& name) {
 WeightNameMap original_unet_names(const UNetConfig& c) {
   Table t = down_blocks(c), up = up_blocks(c);
   t.insert(t.end(), up.begin(), up.end());
-  return of_blocks(std::move(t), "model.diffusion_model.");
+  WeightNameMap names = of_blocks(std::move(t), "model.diffusion_model.");
+  names.architecture = c.addition_embed_type == "text_time" ? "sdxl" : "sd1";
+  return names;
 }
 
 WeightNameMap original_controlnet_names(const ControlNetConfig& c) {
   Table t = down_blocks(c.unet);
   t.push_back({"controlnet_mid_block", "middle_block_out.0"});
-  size_t residuals = 0;  // as many as input blocks: one a resnet, one a downsampler, and conv_in's
+  size_t residuals = 0;  // number of input blocks: one per resnet, one per downsampler, and conv_in
   for (int64_t layers : c.unet.layers_per_block) residuals += static_cast<size_t>(layers) + 1;
   for (size_t i = 0; i < residuals; ++i)
     t.push_back({fmt::format("controlnet_down_blocks.{}", i), fmt::format("zero_convs.{}.0", i)});
@@ -162,7 +164,7 @@ WeightNameMap original_controlnet_names(const ControlNetConfig& c) {
 }
 
 WeightNameMap original_vae_names(const VaeConfig& c) {
-  auto of = [table = vae_blocks(c)](const std::string& name) {
+  auto aliases_of = [table = vae_blocks(c)](const std::string& name) {
     std::vector<WeightAlias> names;
     if (const std::optional<std::string> original = beginning_respelled(name, table)) {
       const bool projection = name.find(".to_") != std::string::npos && name.ends_with(".weight");  // 1×1 convolutions
@@ -171,20 +173,22 @@ WeightNameMap original_vae_names(const VaeConfig& c) {
     }
     return names;
   };
-  // What it was trained with.
-  return {.of = of, .unneeded = {"first_stage_model.loss.", "loss.", "model_ema."}};
+  // Tensors that only training uses.
+  return {.aliases = aliases_of, .unneeded = {"first_stage_model.loss.", "loss.", "model_ema."}};
 }
 
 WeightNameMap original_clip_text_names(const ClipTextConfig& c) {
-  const std::string own = "cond_stage_model.transformer.", of_two = "conditioner.embedders.0.transformer.",
-                    open = "cond_stage_model.model.", second = "conditioner.embedders.1.model.";
+  const std::string text_encoder_prefix = "cond_stage_model.transformer.",
+                    two_encoders_prefix = "conditioner.embedders.0.transformer.", open = "cond_stage_model.model.",
+                    second = "conditioner.embedders.1.model.";
   WeightNameMap names;
-  names.of = [=, projection = c.with_projection](const std::string& name) {
+  names.aliases = [=, projection = c.with_projection](const std::string& name) {
     std::vector<WeightAlias> all;
     if (!projection) {
-      for (const std::string& prefix : {own, of_two}) all.push_back({.prefix = prefix, .name = name});
+      for (const std::string& prefix : {text_encoder_prefix, two_encoders_prefix})
+        all.push_back({.prefix = prefix, .name = name});
       if (const std::string optional = "text_model."; name.starts_with(optional))
-        all.push_back({.prefix = own, .name = name.substr(optional.size())});
+        all.push_back({.prefix = text_encoder_prefix, .name = name.substr(optional.size())});
     }
     if (std::optional<WeightAlias> other = open_clip_name(name)) {
       for (const std::string& prefix : projection ? std::vector{second} : std::vector{open}) {
@@ -194,7 +198,7 @@ WeightNameMap original_clip_text_names(const ClipTextConfig& c) {
     }
     return all;
   };
-  // Of OpenCLIP's encoders the layers up to the next to the last are used, of which models are made without it.
+  // Only OpenCLIP's layers up to the second last are used, and models are built without the last.
   for (const std::string& prefix : {open, second}) {
     for (const char* name : {"logit_scale", "text_projection", "attn_mask"}) names.unneeded.push_back(prefix + name);
     names.unneeded.push_back(fmt::format("{}transformer.resblocks.{}.", prefix, c.num_hidden_layers));

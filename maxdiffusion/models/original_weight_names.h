@@ -1,7 +1,7 @@
 // Names of parameters in the original latent-diffusion programs and in files with their layout, for the names of
-// diffusers and transformers. Unknown names give no alias. Sources: CompVis/latent-diffusion and
-// CompVis/stable-diffusion (openaimodel.py, model.py); Stability-AI/generative- models; lllyasviel/ControlNet
-// (cldm.py); mlfoundations/open_clip (transformer.py); diffusers 0.42, loaders/single_file_utils.py and
+// diffusers and transformers. Unknown names have no alias. Sources: CompVis/latent-diffusion and
+// CompVis/stable-diffusion (openaimodel.py, model.py); Stability-AI/generative-models; lllyasviel/ControlNet (cldm.py);
+// mlfoundations/open_clip (transformer.py); diffusers 0.42, loaders/single_file_utils.py and
 // scripts/convert_diffusers_to_original_*.py.
 #pragma once
 

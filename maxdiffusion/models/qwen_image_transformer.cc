@@ -21,7 +21,7 @@ using joint::linear;
 constexpr double kTextEps = 1e-6;
 constexpr joint::BlockNames kNames = {"img_mod.1", "txt_mod.1", "img_mlp", "txt_mlp"};
 
-/// SiLU of the time's embedding, [B, D].
+/// SiLU of the timestep embedding, [B, D].
 Tensor embed_time(const Scope& root, const Config& c, Tensor timestep) {
   ScopeOptions o = root.options();
   o.activations = DType::f32;
@@ -36,15 +36,25 @@ nn::Rotary joined(const std::vector<nn::Rotary>& all, int64_t axis) {
   return {concatenate(cosines, axis), concatenate(sines, axis)};
 }
 
-/// Of the image's tokens, rows and columns counted from its middle, then of the text's, the same number on all axes:
-/// behind the image's last row and column, whichever is farther.
-nn::Rotary positions(Graph& g, const Config& c, int64_t rows, int64_t columns, int64_t text) {
-  const nn::Rotary image =
-      nn::grid_rotary(g, {1, rows, columns}, c.axes_dims_rope, 10000, {0, rows / 2 - rows, columns / 2 - columns});
-  std::vector<nn::Rotary> axes;
+struct Grid {
+  int64_t rows, columns;
+};
+
+/// Positions of each image's tokens, with rows and columns counted from its centre, then of the text's tokens, with
+/// equal numbers on all axes that start after the largest row and column of the images.
+nn::Rotary positions(Graph& g, const Config& c, const std::vector<Grid>& images, int64_t text) {
+  std::vector<nn::Rotary> all, axes;
+  int64_t farthest = 0;
+  for (const auto& [rows, columns] : images) {
+    const auto image = static_cast<int64_t>(all.size());
+    all.push_back(nn::grid_rotary(g, {1, rows, columns}, c.axes_dims_rope, 10000,
+                                  {image, rows / 2 - rows, columns / 2 - columns}));
+    farthest = std::max({farthest, rows / 2, columns / 2});
+  }
   for (int64_t features : c.axes_dims_rope)
-    if (features > 0) axes.push_back(nn::grid_rotary(g, {text}, {features}, 10000, {std::max(rows, columns) / 2}));
-  return joined({image, joined(axes, 3)}, 1);
+    if (features > 0) axes.push_back(nn::grid_rotary(g, {text}, {features}, 10000, {farthest}));
+  all.push_back(joined(axes, 3));
+  return joined(all, 1);
 }
 
 void check_inputs(const Config& c, const QwenImageInputs& in) {
@@ -60,6 +70,10 @@ void check_inputs(const Config& c, const QwenImageInputs& in) {
   check(in.text && in.text.rank() == 3 && in.text.dim(0) == batch && in.text.dim(2) == c.joint_attention_dim,
         Code::invalid_graph, "qwen_image_transformer: text is {}, expected [{}, L, {}]", shown(in.text), batch,
         c.joint_attention_dim);
+  for (const QwenImageTokens& r : in.references)
+    check(r.tokens && r.rows > 0 && r.columns > 0 && r.tokens.dims() == Dims{batch, r.rows * r.columns, c.in_channels},
+          Code::invalid_graph, "qwen_image_transformer: a reference is {} of {}×{} tokens, expected [{}, {}, {}]",
+          shown(r.tokens), r.rows, r.columns, batch, r.rows * r.columns, c.in_channels);
   check(in.lengths && in.lengths.shape() == Shape{DType::s32, {batch}}, Code::invalid_graph,
         "qwen_image_transformer: lengths are {}, expected s32 [{}]", shown(in.lengths), batch);
 }
@@ -69,7 +83,7 @@ void check_inputs(const Config& c, const QwenImageInputs& in) {
 QwenImageTransformerConfig QwenImageTransformerConfig::from_json(const nlohmann::json& config) {
   ConfigReader r(config, "QwenImageTransformer2DModel config");
   QwenImageTransformerConfig c;
-  // Of a model that is distilled, and of one that makes layers.
+  // Switches of a distilled model, and of one that generates layers.
   for (const char* other : {"guidance_embeds", "use_additional_t_cond", "use_layer3d_rope"}) r.neutral(other, {false});
   c.zero_cond_t = r.get("zero_cond_t", c.zero_cond_t);
   r.ignore({"pooled_projection_dim"});
@@ -97,20 +111,34 @@ QwenImageTransformerConfig QwenImageTransformerConfig::from_json(const nlohmann:
 Tensor qwen_image_transformer(const Scope& s, const Config& c, const QwenImageInputs& in) {
   auto path = s.path_scope();
   check_inputs(c, in);
-  Tensor conditions = embed_time(s, c, in.timestep);
-  Tensor image = joint::stream(linear(s / "img_in", cast(in.sample, s.dtype()), c.width(), "", axis::kEmbed));
+  const int64_t sample_tokens = in.rows * in.columns;
+  std::vector<Tensor> images = {in.sample};
+  std::vector<Grid> grids = {{in.rows, in.columns}};
+  for (const QwenImageTokens& r : in.references)
+    images.push_back(cast(r.tokens, in.sample.dtype())), grids.push_back({r.rows, r.columns});
+  Tensor tokens = images.size() == 1 ? in.sample : concatenate(images, 1);
+  const int64_t image_tokens = tokens.dim(1);
+  const bool two_times = c.zero_cond_t && image_tokens > sample_tokens;
+  Tensor conditions = embed_time(s, c, two_times ? concatenate({in.timestep, in.timestep * 0.0}, 0) : in.timestep),
+         of_references;
+  if (two_times) {
+    const std::vector<Tensor> halves = split(conditions, 2, 0);
+    conditions = halves[0], of_references = halves[1];
+  }
+  Tensor image = joint::stream(linear(s / "img_in", cast(tokens, s.dtype()), c.width(), "", axis::kEmbed));
   Tensor text = nn::rms_norm(s / "txt_norm", cast(in.text, s.dtype()), kTextEps);
   text = joint::stream(linear(s / "txt_in", text, c.width(), "", axis::kEmbed));
-  const int64_t image_tokens = in.rows * in.columns;
   const joint::Block block{.sizes = {c.num_attention_heads, c.attention_head_dim},
                            .names = kNames,
                            .conditions = conditions,
-                           .positions = positions(s.graph(), c, in.rows, in.columns, text.dim(1)),
-                           .lengths = in.lengths + image_tokens};
+                           .positions = positions(s.graph(), c, grids, text.dim(1)),
+                           .lengths = in.lengths + image_tokens,
+                           .reference_conditions = of_references,
+                           .references = image_tokens - sample_tokens};
   const std::vector<Tensor> streams =
       nn::repeat(s / "transformer_blocks", c.num_layers, std::vector{text, image},
                  [&](const Scope& b, const std::vector<Tensor>& xs) { return joint::block(b, block, xs); });
-  return joint::last_layer(s, streams[1], conditions, c.token_channels());
+  return joint::last_layer(s, slice_axis(streams[1], 1, 0, sample_tokens), conditions, c.token_channels());
 }
 
 void trace_qwen_image_transformer(const Scope& s, const Config& c) {
@@ -125,11 +153,13 @@ void trace_qwen_image_transformer(const Scope& s, const Config& c) {
 }
 
 WeightNameMap original_qwen_image_names(const Config&) {
-  return {.of = [](const std::string& name) {
-    return std::vector<WeightAlias>{{.prefix = "", .name = name},
-                                    {.prefix = "model.diffusion_model.", .name = name},
-                                    {.prefix = "diffusion_model.", .name = name}};
-  }};
+  return {.aliases =
+              [](const std::string& name) {
+                return std::vector<WeightAlias>{{.prefix = "", .name = name},
+                                                {.prefix = "model.diffusion_model.", .name = name},
+                                                {.prefix = "diffusion_model.", .name = name}};
+              },
+          .architecture = "qwen_image"};
 }
 
 }  // namespace md

@@ -1,7 +1,7 @@
 // QwenImageTransformer2DModel: the denoiser of Qwen-Image, a transformer over packed latents of an image and the
-// embeddings of a text, as two streams (joint_blocks.h). Positions are centred on the image; those of the text follow
-// it on a diagonal. All sizes come from config.json as diffusers writes it; parameter names are diffusers'. Sources:
-// Qwen-Image Team 2025, section 3; diffusers 0.42, transformer_qwenimage.py.
+// embeddings of a text, as two streams (joint_blocks.h). Positions are centred on the image; text positions follow it
+// along the diagonal. All sizes come from diffusers' config.json; parameter names are diffusers'. Sources: Qwen-Image
+// Team 2025, section 3; diffusers 0.42, transformer_qwenimage.py.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -20,7 +20,7 @@ struct QwenImageTransformerConfig {
   std::optional<int64_t> out_channels = 16;            // of a latent; absent: in_channels
   std::vector<int64_t> axes_dims_rope = {16, 56, 56};  // rotary features of a head for image, row and column
 
-  bool zero_cond_t = false;  // tokens of reference images have the time 0
+  bool zero_cond_t = false;  // whether tokens of reference images have timestep 0
   /// D: features of a token.
   int64_t width() const { return num_attention_heads * attention_head_dim; }
   int64_t token_channels() const { return patch_size * patch_size * out_channels.value_or(in_channels); }
@@ -28,20 +28,29 @@ struct QwenImageTransformerConfig {
   static QwenImageTransformerConfig from_json(const nlohmann::json& config);
 };
 
+/// Latents of an image, 2×2 packed into a token, row by row.
+struct QwenImageTokens {
+  Tensor tokens;  // [B, rows · columns, in_channels]
+  int64_t rows, columns;
+};
 struct QwenImageInputs {
   Tensor sample;          // [B, S, in_channels]: latents, 2×2 packed into a token, row by row
   int64_t rows, columns;  // of tokens; S = rows·columns
   Tensor timestep;        // [B], f32, from 0 (data) to 1000 (noise)
   Tensor text;            // [B, L, joint_attention_dim]
-  Tensor lengths;         // s32 [B]: rows of `text` that are tokens of the sample; no prediction depends on the others
+  Tensor lengths;         // s32 [B]: number of rows of `text` that are the sample's tokens; predictions do not depend
+                          // on the others
+  /// Reference images: tokens after the sample's own, without predictions. Each has its own position along the first
+  /// axis, and is centred where the sample is.
+  std::vector<QwenImageTokens> references = {};
 };
-/// [B, S, patch_size²·out_channels], f32. The time's embedding, norms, modulation and the last projection are computed
-/// in f32.
+/// Returns [B, S, patch_size²·out_channels], f32. Timestep embedding, norms, modulation and the last projection are
+/// computed in f32.
 Tensor qwen_image_transformer(const Scope& s, const QwenImageTransformerConfig& config, const QwenImageInputs& in);
 
-/// Requests every parameter (registry.h).
+/// Creates every parameter (registry.h).
 void trace_qwen_image_transformer(const Scope& s, const QwenImageTransformerConfig& config);
-/// What ComfyUI's files call the parameters: a prefix, or as diffusers does.
+/// Names of the parameters in ComfyUI's files: diffusers' names, with or without a prefix.
 WeightNameMap original_qwen_image_names(const QwenImageTransformerConfig& config);
 
 }  // namespace md

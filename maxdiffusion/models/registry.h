@@ -27,13 +27,13 @@ struct ModelClass {
   std::function<std::shared_ptr<Autoencoder>(const std::any& config)> autoencoder = {};
 };
 
-/// A class whose config struct has a `static Config from_json(const nlohmann::json&)`. Own: the struct of a class that
-/// shares the functions of another model, where it is derived from that model's.
-template <class Own = void, class Config>
+/// A class whose config struct has `static Config from_json(const nlohmann::json&)`. Parsed: the class's own config
+/// struct, derived from Config, if it shares the functions of another model.
+template <class Parsed = void, class Config>
 ModelClass model_class(std::string name, void (*trace)(const Scope&, const Config&),
                        WeightNameMap (*weight_names)(const Config&) = nullptr,
                        std::shared_ptr<Autoencoder> (*autoencoder)(const Config&) = nullptr) {
-  using Read = std::conditional_t<std::is_void_v<Own>, Config, Own>;
+  using Read = std::conditional_t<std::is_void_v<Parsed>, Config, Parsed>;
   ModelClass c{std::move(name), [](const nlohmann::json& j) -> std::any { return Read::from_json(j); },
                [trace](const Scope& s, const std::any& c) { trace(s, std::any_cast<const Read&>(c)); }};
   if (weight_names)
@@ -48,7 +48,7 @@ ModelClass model_class(std::string name, void (*trace)(const Scope&, const Confi
 /// Registers a class of another program, or replaces one of the same name. Not thread safe: call it before models are
 /// opened.
 void add_model_class(ModelClass c);
-/// By name, with or without the prefix Flax; null if unknown.
+/// The class with this name, with or without the prefix Flax; null if unknown.
 const ModelClass* find_model_class(const std::string& name);
 std::vector<std::string> model_class_names();
 

@@ -42,7 +42,7 @@ Tensor upsample(const Scope& block, Tensor x, int64_t height, int64_t width, boo
   auto reachable = [](int64_t doubled, int64_t want) { return want == doubled || want == doubled - 1; };
   check(reachable(y.dim(1), height) && reachable(y.dim(2), width), Code::invalid_graph,
         "upsample: {} cannot become {} x {}, at {}", to_string(x.shape()), height, width, s.path());
-  // Nearest neighbour to 2n − 1 samples is the doubled signal without its last one.
+  // Nearest-neighbour upsampling to 2n − 1 samples is the one to 2n without the last sample.
   if (y.dim(1) != height || y.dim(2) != width) y = slice(y, {0, 0, 0, 0}, {y.dim(0), height, width, y.dim(3)});
   return annotated_conv(s / "conv", y, {.out = x.dim(-1)}, annotated);
 }

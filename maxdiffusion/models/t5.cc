@@ -23,14 +23,14 @@ namespace {
 
 constexpr double kMasked = -1e30;  // a logit whose weight is exactly 0
 
-/// Of a layer's attention.
+/// Bias of a layer's attention logits.
 using BiasOf = std::function<Tensor(const Scope& attention)>;
 
 Init spread(int64_t fan) { return init::normal(std::pow(static_cast<double>(fan), -0.5)); }
 
 /// The bucket of every pair of query and key: s32 [L, L].
 Tensor buckets_of_pairs(Graph& g, int64_t length, const T5Config& c) {
-  HostArray of_distance(Shape{DType::s32, {2 * length - 1}});  // from 1 − L to L − 1
+  HostArray of_distance(Shape{DType::s32, {2 * length - 1}});  // from distance 1 − L to L − 1
   auto v = of_distance.mutable_view<int32_t>();
   for (int64_t i = 0; i < 2 * length - 1; ++i)
     v[static_cast<size_t>(i)] = static_cast<int32_t>(relative_position_bucket(
@@ -39,7 +39,7 @@ Tensor buckets_of_pairs(Graph& g, int64_t length, const T5Config& c) {
   return take(constant(g, of_distance), iota(g, pairs, 1) - iota(g, pairs, 0) + static_cast<double>(length - 1));
 }
 
-/// By relative positions, from the table of an attention layer: f32 [1, heads, L, L].   buckets: s32 [L, L].
+/// Bias by relative positions, from the table of an attention layer: f32 [1, heads, L, L].   buckets: s32 [L, L].
 Tensor position_bias(const Scope& attention, const T5Config& c, Tensor buckets) {
   auto path = attention.path_scope();
   Tensor table = (attention / "relative_attention_bias")
@@ -47,7 +47,7 @@ Tensor position_bias(const Scope& attention, const T5Config& c, Tensor buckets) 
   return expand_dims(transpose(take(cast(table, DType::f32), buckets), {2, 0, 1}), 0);
 }
 
-/// x: [B, L, d_model]   bias: makes what is added to the logits, broadcast to [B, heads, L, L].
+/// x: [B, L, d_model]   bias: computes the bias of the logits, broadcast to [B, heads, L, L].
 Tensor self_attention(const Scope& s, Tensor x, const T5Config& c, const BiasOf& bias) {
   auto path = s.path_scope();
   const int64_t inner = c.num_heads * c.d_kv;
@@ -60,14 +60,14 @@ Tensor self_attention(const Scope& s, Tensor x, const T5Config& c, const BiasOf&
   };
   Tensor q = project("q", c.d_model * c.d_kv, value::kQueryProj), k = project("k", c.d_model, value::kKeyProj),
          v = project("v", c.d_model, value::kValueProj);
-  AttentionOptions how = nn::attention_options(s, {.batch = axis::kBatch,
-                                                   .length = axis::kLength,
-                                                   .kv_length = axis::kKvLength,
-                                                   .heads = axis::kHeadsAct,
-                                                   .head_dim = axis::kKv});
-  how.scale = 1;
-  how.bias = bias(s);
-  Tensor y = nn::self_attend(q, k, v, how);
+  AttentionOptions options = nn::attention_options(s, {.batch = axis::kBatch,
+                                                       .length = axis::kLength,
+                                                       .kv_length = axis::kKvLength,
+                                                       .heads = axis::kHeadsAct,
+                                                       .head_dim = axis::kKv});
+  options.scale = 1;
+  options.bias = bias(s);
+  Tensor y = nn::self_attend(q, k, v, options);
   return nn::linear(
       s / "o", constrain(reshape(y, {x.dim(0), x.dim(1), inner})),
       {.out = c.d_model, .bias = false, .in_axis = axis::kHeads, .out_axis = axis::kEmbed, .init = spread(inner)});
@@ -105,7 +105,7 @@ Tensor block(const Scope& s, Tensor x, const T5Config& c, const BiasOf& bias) {
 int64_t relative_position_bucket(int64_t distance, int64_t buckets, int64_t max_distance) {
   const int64_t half = buckets / 2, exact = half / 2, r = std::abs(distance), first = distance > 0 ? half : 0;
   if (r < exact) return first + r;
-  // In f32, as where the weights were trained: it decides on which side of a bucket's edge a distance is.
+  // In f32, as in the training of the published weights: rounding decides the bucket of distances at a bucket's edge.
   const auto near = static_cast<float>(exact);
   const float part = std::log(static_cast<float>(r) / near) /
                      static_cast<float>(std::log(static_cast<double>(max_distance) / static_cast<double>(exact)));
@@ -116,10 +116,10 @@ namespace {
 
 /// Whether the config is of T5 (true) or of UMT5.
 bool is_t5(ConfigReader& r) {
-  std::vector<std::string> said = r.get<std::vector<std::string>>("architectures", {});
-  if (const auto type = r.get_optional<std::string>("model_type")) said.push_back(*type);
+  std::vector<std::string> names = r.get<std::vector<std::string>>("architectures", {});
+  if (const auto type = r.get_optional<std::string>("model_type")) names.push_back(*type);
   std::optional<bool> found;
-  for (const std::string& name : said) {
+  for (const std::string& name : names) {
     const bool t5 = name == "t5" || name == "T5EncoderModel" || name == "T5ForConditionalGeneration" ||
                     name == "T5Model",
                umt5 = name == "umt5" || name == "UMT5EncoderModel" || name == "UMT5ForConditionalGeneration" ||
@@ -155,6 +155,7 @@ T5Config T5Config::from_json(const nlohmann::json& config) {
   c.relative_attention_num_buckets = r.get("relative_attention_num_buckets", c.relative_attention_num_buckets);
   c.relative_attention_max_distance = r.get("relative_attention_max_distance", c.relative_attention_max_distance);
   c.layer_norm_epsilon = r.get("layer_norm_epsilon", c.layer_norm_epsilon);
+  r.positive({{"d_model", c.d_model}, {"d_kv", c.d_kv}, {"d_ff", c.d_ff}, {"num_heads", c.num_heads}});
   // "relu", "gated-silu": the activation, and whether a second projection gates it. "gated-gelu" is the approximation.
   const auto feed_forward = r.get<std::string>("feed_forward_proj", c.shared_positions ? "relu" : "gated-gelu");
   c.is_gated_act = feed_forward.starts_with("gated-");
@@ -197,5 +198,31 @@ Tensor t5_encoder(const Scope& s, const T5Config& c, Tensor ids, Tensor mask) {
 }
 
 void trace_t5_encoder(const Scope& s, const T5Config& c) { t5_encoder(s, c, full(s.graph(), 0, {DType::s32, {1, 1}})); }
+
+WeightNameMap llama_t5_names(const T5Config&) {
+  static const std::vector<std::pair<std::string, std::string>> rows = {
+      {"shared.", "token_embd."},
+      {"encoder.final_layer_norm.", "enc.output_norm."},
+      {"encoder.block.", "enc.blk."},
+      {".layer.0.SelfAttention.relative_attention_bias.", ".attn_rel_b."},
+      {".layer.0.SelfAttention.q.", ".attn_q."},
+      {".layer.0.SelfAttention.k.", ".attn_k."},
+      {".layer.0.SelfAttention.v.", ".attn_v."},
+      {".layer.0.SelfAttention.o.", ".attn_o."},
+      {".layer.0.layer_norm.", ".attn_norm."},
+      {".layer.1.DenseReluDense.wi_0.", ".ffn_gate."},
+      {".layer.1.DenseReluDense.wi_1.", ".ffn_up."},
+      {".layer.1.DenseReluDense.wi.", ".ffn_up."},
+      {".layer.1.DenseReluDense.wo.", ".ffn_down."},
+      {".layer.1.layer_norm.", ".ffn_norm."}};
+  return {.aliases =
+              [](std::string name) {
+                for (const auto& [ours, theirs] : rows)
+                  if (const size_t at = name.find(ours); at != std::string::npos) name.replace(at, ours.size(), theirs);
+                return std::vector<WeightAlias>{{.name = name}};
+              },
+          .unneeded = {"dec.", "output."},
+          .architecture = "t5encoder"};
+}
 
 }  // namespace md

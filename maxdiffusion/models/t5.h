@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/weight_name_map.h"
 #include "maxdiffusion/nn/scope.h"
 
 namespace md {
@@ -34,6 +35,8 @@ struct T5Config {
 Tensor t5_encoder(const Scope& s, const T5Config& config, Tensor ids, Tensor mask = {});
 /// Creates every parameter (registry.h).
 void trace_t5_encoder(const Scope& s, const T5Config& config);
+/// Names in GGUF files. Source: llama.cpp, gguf-py (constants.py).
+WeightNameMap llama_t5_names(const T5Config& config);
 
 /// The row, of `buckets`, for a key `distance` tokens after the query (negative: before it). Half of the rows are for
 /// later keys; in each half, one half is for single distances, the other for logarithmic ranges up to `max_distance`.

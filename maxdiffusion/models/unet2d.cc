@@ -2,9 +2,13 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
+#include <numbers>
+
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/models/resnet_block.h"
 #include "maxdiffusion/models/transformer2d.h"
+#include "maxdiffusion/ops/dot.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
 
@@ -25,8 +29,8 @@ Tensor resnet(const Scope& s, Tensor x, const Conditioning& cond, const ResnetOp
       s, [&](Tensor y) { return resnet_block(s, y, cond.temb, o); }, x);
 }
 
-/// The transformer of level `level`, counted from the finest. That of the mid block has self-attention in any case, as
-/// diffusers' has.
+/// The transformer of level `level`, counted from the finest. The mid block's always has self-attention, as in
+/// diffusers.
 Tensor local_attention(const Scope& s, Tensor x, const Conditioning& cond, const UNetConfig& c, size_t level,
                        bool mid = false) {
   check(cond.text.dim(-1) == c.cross_attention_dim[level], Code::invalid_graph,
@@ -41,7 +45,7 @@ Tensor local_attention(const Scope& s, Tensor x, const Conditioning& cond, const
                         .upcast_attention = c.upcast_attention});
 }
 
-/// [B, T] f32: what the resnets add, before their activation.
+/// [B, T] f32: the input of resnets, before its activation.
 Tensor time_embedding(const Scope& s, const UNetConfig& c, const UNetInputs& in) {
   const int64_t width = 4 * c.block_out_channels[0];
   Tensor t = nn::timestep_embedding(in.timestep, c.block_out_channels[0], c.flip_sin_to_cos, c.freq_shift);
@@ -75,7 +79,7 @@ void add_residuals(std::vector<Tensor>& skips, const std::vector<Tensor>& residu
   for (size_t i = 0; i < skips.size(); ++i) skips[i] = skips[i] + cast(residuals[i], skips[i].dtype());
 }
 
-/// Pushes what each resnet (with its attention) and the downsampler leave behind.
+/// Appends the outputs of each resnet (with its attention) and each downsampler to `skips`.
 Tensor down_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioning& cond, std::vector<Tensor>& skips) {
   const size_t levels = c.block_out_channels.size();
   for (size_t level = 0; level < levels; ++level) {
@@ -103,13 +107,45 @@ Tensor mid_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditionin
   return resnet(s / "mid_block.resnets.1", h, cond, o);
 }
 
-Tensor up_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioning& cond, std::vector<Tensor> skips) {
+/// Multiplies the frequencies 0 and −1 of rows and columns by `scale` and returns the real part.   x: [B, H, W, C].
+Tensor low_frequencies_scaled(Tensor x, double scale) {
+  const int64_t h = x.dim(1), w = x.dim(2);
+  if (h < 2 || w < 2) return x;  // as in diffusers, whose window is then empty
+  enum Part { cosine, sine };
+  auto matrix = [&](int64_t n, Part part) {
+    HostArray m(Shape{DType::f32, {n, n}});
+    for (int64_t i = 0; i < n * n; ++i) {
+      const double angle = 2 * std::numbers::pi * static_cast<double>(i / n - i % n) / static_cast<double>(n);
+      m.mutable_view<float>()[static_cast<size_t>(i)] =
+          static_cast<float>((part == cosine ? 1 + std::cos(angle) : std::sin(angle)) / static_cast<double>(n));
+    }
+    return constant(x.graph(), m);
+  };
+  auto both = [&](Part part) {
+    Tensor y = dot(cast(x, DType::f32), matrix(h, part), {.lhs_contract = {1}, .rhs_contract = {1}});  // [B, W, C, H]
+    y = dot(y, matrix(w, part), {.lhs_contract = {1}, .rhs_contract = {1}});                           // [B, C, H, W]
+    return transpose(y, {0, 2, 3, 1});
+  };
+  return cast(cast(x, DType::f32) + (both(cosine) - both(sine)) * (scale - 1), x.dtype());
+}
+
+/// Applies FreeU at up block `i` to the previous block's output and the skip connection.
+void apply_freeu(const std::array<double, 4>& freeu, size_t i, Tensor& h, Tensor& skip) {
+  if (i > 1) return;
+  const int64_t half = h.dim(-1) / 2;
+  h = concatenate({slice_axis(h, 3, 0, half) * freeu[2 + i], slice_axis(h, 3, half, h.dim(-1))}, -1);
+  skip = low_frequencies_scaled(skip, freeu[i]);
+}
+
+Tensor up_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioning& cond, std::vector<Tensor> skips,
+               const std::optional<std::array<double, 4>>& freeu) {
   const size_t levels = c.block_out_channels.size();
   for (size_t i = 0; i < levels; ++i) {
     const size_t level = levels - 1 - i;
     const Scope block = s / fmt::format("up_blocks.{}", i);
     const bool attention = c.up_block_types[i] == "CrossAttnUpBlock2D";
     for (int64_t k = 0; k < c.layers_per_block[level] + 1; ++k) {
+      if (freeu) apply_freeu(*freeu, i, h, skips.back());
       h = concatenate({h, skips.back()}, -1);
       skips.pop_back();
       h = resnet(block / "resnets" / k, h, cond, resnet_options(c, c.block_out_channels[level]));
@@ -144,7 +180,7 @@ Tensor unet2d(const Scope& s, const UNetConfig& c, const UNetInputs& in) {
   add_residuals(f.skips, in.down_residuals);
   Tensor h = f.mid;
   if (in.mid_residual) h = h + cast(in.mid_residual, h.dtype());
-  h = up_path(s, c, h, {f.temb, f.text}, std::move(f.skips));
+  h = up_path(s, c, h, {f.temb, f.text}, std::move(f.skips), in.freeu);
   h = cast(h, DType::f32);
   h = nn::group_norm(s / "conv_norm_out", h, c.norm_num_groups, c.norm_eps, c.act_fn);
   return annotated_conv(s / "conv_out", h, {.out = c.out_channels}, false);

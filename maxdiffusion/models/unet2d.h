@@ -4,6 +4,7 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include <array>
 #include <optional>
 #include <string>
 #include <vector>
@@ -49,6 +50,9 @@ struct UNetInputs {
   Tensor time_ids = {};                     // [B, 6]   with addition_embed_type text_time
   std::vector<Tensor> down_residuals = {};  // ControlNet: added to the skips, in order
   Tensor mid_residual = {};
+  /// FreeU (Si et al. 2023): s1, s2, b1, b2. At the first up block the lowest frequencies of skips are multiplied by s1
+  /// and the first half of the other channels by b1, at the second by s2 and b2.
+  std::optional<std::array<double, 4>> freeu = {};
   Tensor timestep_cond = {};  // [B, time_cond_proj_dim]   with time_cond_proj_dim (guidance embedding of LCM)
 };
 /// Results of the encoder half, which a ControlNet copies: skip connections and the output of the mid block.

@@ -29,7 +29,7 @@ void require_positive(const ConfigReader& r, const char* key, const std::vector<
     check(v > 0, Code::invalid_config, "{}: '{}' holds {}, expected positive numbers", r.what(), key, v);
 }
 
-/// What would change the graph and is not implemented.
+/// Throws for fields that would change the graph and are not supported.
 void refuse_others(ConfigReader& r) {
   r.neutral("center_input_sample", {false});
   r.neutral("reverse_transformer_layers_per_block");
@@ -51,7 +51,7 @@ void refuse_others(ConfigReader& r) {
   r.neutral("attention_type", {"default"});
   r.neutral("cross_attention_norm");
   r.neutral("dropout", {0.0});
-  // Of an addition_embed_type and of a kind of mid block that are refused.
+  // Fields of an addition_embed_type and a mid block type that are not supported.
   r.ignore({"addition_embed_type_num_heads", "mid_block_only_cross_attention"});
   r.finish();
 }

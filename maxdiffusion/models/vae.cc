@@ -60,7 +60,7 @@ class KlAutoencoder final : public Autoencoder {
   Tensor decode(const Models& models, Tensor latents, MediaState*) const override {
     return cast(vae_decode(models(component), config_, latents), DType::f32);
   }
-  /// scaling_factor: one over the latents' standard deviation (Rombach et al. 2022, appendix G).
+  /// Sets scaling_factor to 1 / the latents' standard deviation (Rombach et al. 2022, appendix G).
   nlohmann::json with_measured_latent_scale(nlohmann::json config, const EachMoments& each) const override {
     const MeanAndStd spread = mean_and_std(each);
     const double scale = 1 / spread.deviation;

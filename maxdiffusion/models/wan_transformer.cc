@@ -18,10 +18,10 @@ namespace md {
 namespace {
 
 using Config = WanTransformerConfig;
-/// Keys and values of one block: of the text, then of the image if it has its own.   [B, L, D] each.
+/// Keys and values of one block: of the text, then of the image if it has separate ones.   [B, L, D] each.
 using BlockContext = std::vector<Tensor>;
 
-/// For layers that store and compute in f32 whatever the rest of the model does.
+/// For layers that store and compute in f32 regardless of the model's types.
 Scope wide(const Scope& s) {
   ScopeOptions o = s.options();
   o.weights = o.activations = DType::f32;
@@ -37,7 +37,7 @@ Tensor linear(const Scope& s, Tensor x, int64_t out, const std::string& in_axis,
 struct MlpOptions {
   const char *first, *second, *activation;
   int64_t hidden, out;
-  const char* dropout = nullptr;  // the layer between, if any
+  const char* dropout = nullptr;  // the dropout layer between them, if any
 };
 Tensor mlp(const Scope& s, Tensor x, const MlpOptions& o) {
   Tensor h = linear(s / o.first, x, o.hidden, axis::kEmbed, axis::kMlp);
@@ -49,7 +49,7 @@ Tensor mlp(const Scope& s, Tensor x, const MlpOptions& o) {
 
 // ---- tokens
 
-/// Tokens along frames, rows and columns.
+/// Numbers of tokens along frames, rows and columns.
 Dims grid_of(const Config& c, Tensor sample) {
   Dims grid;
   for (size_t i = 0; i < 3; ++i) grid.push_back(sample.dim(static_cast<int64_t>(i) + 1) / c.patch_size[i]);
@@ -61,7 +61,7 @@ Tensor embed_patches(const Scope& s, const Config& c, Tensor x) {
   auto path = s.path_scope();
   const Dims &p = c.patch_size, n = grid_of(c, x);
   x = reshape(x, {x.dim(0), n[0], p[0], n[1], p[1], n[2], p[2], c.in_channels});
-  x = transpose(x, {0, 1, 3, 5, 7, 2, 4, 6});  // the order of the weight's sizes
+  x = transpose(x, {0, 1, 3, 5, 7, 2, 4, 6});  // to the order of the weight's dims
   x = reshape(x, {x.dim(0), n[0] * n[1] * n[2], c.in_channels * p[0] * p[1] * p[2]});
   const Weight weight{"weight",
                       {c.width(), c.in_channels, p[0], p[1], p[2]},
@@ -74,7 +74,7 @@ Tensor embed_patches(const Scope& s, const Config& c, Tensor x) {
   return y + cast(s.param("bias", {c.width()}, {""}, init::zeros()), y.dtype());
 }
 
-/// [B, S, out_channels · patch] → [B, F, H, W, out_channels]; channels are the last part of a token.
+/// [B, S, out_channels · patch] → [B, F, H, W, out_channels]; channels are the innermost part of a token.
 Tensor join_patches(const Config& c, Tensor y, const Dims& n) {
   const Dims& p = c.patch_size;
   y = reshape(y, {y.dim(0), n[0], n[1], n[2], p[0], p[1], p[2], c.out_channels});
@@ -82,7 +82,7 @@ Tensor join_patches(const Config& c, Tensor y, const Dims& n) {
   return reshape(y, {y.dim(0), n[0] * p[0], n[1] * p[1], n[2] * p[2], c.out_channels});
 }
 
-/// Of the d features of a head, rows and columns have 2·⌊d/6⌋ each, and frames the rest, first.
+/// Of a head's d features, the first d − 4·⌊d/6⌋ are for frames, then 2·⌊d/6⌋ each for rows and columns.
 nn::Rotary rotary(Graph& g, const Config& c, const Dims& grid) {
   const int64_t d = c.attention_head_dim, side = 2 * (d / 6);
   return nn::grid_rotary(g, grid, {d - 2 * side, side, side});
@@ -129,9 +129,9 @@ Tensor embed_image(const Scope& root, const Config& c, Tensor image) {
   return shard(cast(x, root.dtype()), {axis::kBatch, axis::kLength, axis::kKv});
 }
 
-/// The text and, where the config has one, the image, as the blocks read them.
+/// Embeddings of the text and, if the config has one, of the image: inputs of the blocks.
 struct Embedded {
-  Tensor text, image;  // image: absent where it has joined the text
+  Tensor text, image;  // image: absent if concatenated to the text
 };
 Embedded embed_context(const Scope& s, const Config& c, Tensor text, Tensor image) {
   check(text && text.rank() == 3 && text.dim(2) == c.text_dim, Code::invalid_graph,
@@ -178,7 +178,7 @@ Tensor self_attention(const Scope& s, const Config& c, Tensor x, const nn::Rotar
   Tensor k = named(norm_over_heads(s / "norm_k", c, project(s / "to_k", c, x)), value::kKeyProj);
   Tensor v = named(project(s / "to_v", c, x), value::kValueProj);
   Tensor y =
-      nn::self_attend(nn::rotated(in_heads(c, q), positions), nn::rotated(in_heads(c, k), positions), in_heads(c, v),
+      nn::self_attend(s, nn::rotated(in_heads(c, q), positions), nn::rotated(in_heads(c, k), positions), in_heads(c, v),
                       nn::attention_options(s, {.batch = axis::kBatch,
                                                 .length = axis::kSelfLength,
                                                 .kv_length = axis::kSelfKvLength,

@@ -32,7 +32,7 @@ Tensor pointwise(const Scope& s, Tensor x, int64_t out) {
   return nn::conv3d(s, x, {.out = out, .kernel = {1, 1, 1}, .pad_low = {}, .pad_high = {}});
 }
 
-/// f of every frame as an image.   f: [N, h, w, c] → [N, h', w', c'].
+/// Applies f to every frame as an image.   f: [N, h, w, c] → [N, h', w', c'].
 template <class F>
 Tensor per_frame(Tensor x, F f) {
   const int64_t batch = x.dim(0), frames = x.dim(1);
@@ -78,15 +78,15 @@ Tensor downsample(const Scope& s, Tensor x, bool frames, FrameMemory& memory) {
                       {.out = frame.dim(-1), .stride = 2, .in_axis = "", .pad_right_bottom = true});
   });
   if (!frames) return x;
-  Tensor seen = memory.recall(x, 1);
-  if (seen.dim(1) == 1) return seen;
+  Tensor with_history = memory.recall(x, 1);
+  if (with_history.dim(1) == 1) return with_history;
   Tensor halved =
-      nn::conv3d(s / "time_conv", seen,
+      nn::conv3d(s / "time_conv", with_history,
                  {.out = x.dim(-1), .kernel = {3, 1, 1}, .stride = {2, 1, 1}, .pad_low = {}, .pad_high = {}});
   return memory.first() ? concatenate({slice_axis(x, 1, 0, 1), halved}, 1) : halved;
 }
 
-/// Two frames for each: the channels of the convolution are those of the one, then those of the other.
+/// Doubles the frames: the convolution's channels are those of the first frame, then of the second.
 Tensor double_frames(const Scope& s, Tensor x, FrameMemory& memory) {
   const int64_t b = x.dim(0), f = x.dim(1), h = x.dim(2), w = x.dim(3), c = x.dim(4);
   Tensor y = nn::causal_conv3d(s, x, {.out = 2 * c, .kernel = {3, 1, 1}}, memory);
@@ -112,8 +112,8 @@ Tensor upsample(const Scope& s, Tensor x, int64_t out, bool frames, FrameMemory&
   });
 }
 
-/// Means over blocks of `ft` frames, fs × fs pixels and neighbouring channels, without parameters. Zeros precede a
-/// first chunk whose frames do not divide.
+/// Means over blocks of `ft` frames, fs × fs pixels and adjacent channels; no parameters. If the frames of a first
+/// chunk are not divisible, zeros are prepended.
 Tensor average_down(Tensor x, int64_t out, int64_t ft, int64_t fs) {
   check(x.dim(-1) * ft * fs * fs % out == 0, Code::invalid_config,
         "wan vae: {} channels in blocks of {}x{}x{} cannot be averaged to {}", x.dim(-1), ft, fs, fs, out);
@@ -124,8 +124,8 @@ Tensor average_down(Tensor x, int64_t out, int64_t ft, int64_t fs) {
   return mean(reshape(x, {b, f, h, w, out, c * ft * fs * fs / out}), {-1});
 }
 
-/// The reverse: channels become blocks of frames and pixels, repeated where there are too few. Of the first frame of a
-/// video only the last of its `ft` is left.
+/// The inverse: channels become blocks of frames and pixels, repeated if there are too few. Of a video's first frame
+/// only the last of its `ft` copies is kept.
 Tensor repeat_up(Tensor x, int64_t out, int64_t ft, int64_t fs, bool first) {
   const int64_t b = x.dim(0), f = x.dim(1), h = x.dim(2), w = x.dim(3), c = x.dim(4), times = out * ft * fs * fs / c;
   check(times * c == out * ft * fs * fs, Code::invalid_config,
@@ -135,7 +135,7 @@ Tensor repeat_up(Tensor x, int64_t out, int64_t ft, int64_t fs, bool first) {
   return first ? slice_axis(x, 1, ft - 1, kAll) : x;
 }
 
-/// [B, F, H, W, C] ⇄ [B, F, H/p, W/p, C·p·p]: in the channels, the place across varies slower than the place down.
+/// [B, F, H, W, C] ⇄ [B, F, H/p, W/p, C·p·p]; within the channels, the column offset varies slower than the row offset.
 Tensor patchify(Tensor x, int64_t p) {
   const int64_t b = x.dim(0), f = x.dim(1), h = x.dim(2) / p, w = x.dim(3) / p, c = x.dim(4);
   return reshape(transpose(reshape(x, {b, f, h, p, w, p, c}), {0, 1, 2, 4, 6, 5, 3}), {b, f, h, w, c * p * p});
@@ -151,7 +151,7 @@ Tensor out(const Scope& s, Tensor h, int64_t channels, FrameMemory& memory) {
 
 // ---- levels
 
-/// Block by block in one list; then, but on the last level, half the size.
+/// Blocks of all levels are in one list; all levels but the last end with downsampling.
 Tensor encode_levels(const Scope& s, const WanVaeConfig& c, Tensor h, FrameMemory& memory) {
   int64_t block = 0;
   double scale = 1;
@@ -212,11 +212,11 @@ class WanAutoencoder final : public Autoencoder {
     if (!config_.images) return wan_vae_decode(models(component), config_, latents, state);
     return squeeze(wan_vae_decode(models(component), config_, expand_dims(latents, 1)), 1);
   }
-  /// latents_mean and latents_std of each channel.
+  /// Sets latents_mean and latents_std of each channel.
   nlohmann::json with_measured_latent_scale(nlohmann::json config, const EachMoments& each) const override {
     const auto c = static_cast<size_t>(channels);
     std::vector<double> sums(c), squares(c);
-    double n = 0;  // positions
+    double n = 0;  // number of positions
     each([&](const HostArray& moments) { n += static_cast<double>(moments.shape().elements()) / (2.0 * c); });
     each([&](const HostArray& moments) {
       auto v = moments.view<float>();
@@ -236,7 +236,7 @@ class WanAutoencoder final : public Autoencoder {
   WanVaeConfig config_;
 };
 
-/// What all versions have.
+/// Reads the fields of all versions.
 void read_levels(ConfigReader& r, WanVaeConfig& c) {
   c.base_dim = r.get("base_dim", c.base_dim);
   c.decoder_base_dim = c.base_dim;
@@ -322,7 +322,7 @@ Posterior wan_vae_encode(const Scope& root, const WanVaeConfig& c, Tensor pixels
   h = (c.is_residual ? encode_residual_levels : encode_levels)(s / "down_blocks", c, h, memory);
   h = out(s, mid(s / "mid_block", h, memory), 2 * c.z_dim, memory);
   h = cast(pointwise(root / "quant_conv", h, 2 * c.z_dim), DType::f32);
-  if (state) *state = memory.kept();
+  if (state) *state = memory.cache();
   return {.mean = slice_axis(h, -1, 0, c.z_dim), .logvar = clamp(slice_axis(h, -1, c.z_dim, 2 * c.z_dim), -30, 20)};
 }
 
@@ -336,7 +336,7 @@ Tensor wan_vae_decode(const Scope& root, const WanVaeConfig& c, Tensor latents, 
   h = conv(s / "conv_in", h, c.decoder_base_dim * c.dim_mult.back(), memory);
   h = decode_levels(s / "up_blocks", c, mid(s / "mid_block", h, memory), memory);
   h = cast(unpatchify(out(s, h, c.out_channels, memory), c.patch_size), DType::f32);
-  if (state) *state = memory.kept();
+  if (state) *state = memory.cache();
   return c.clip_output ? clamp(h, -1, 1) : h;
 }
 
@@ -344,7 +344,7 @@ std::shared_ptr<Autoencoder> wan_autoencoder(const WanVaeConfig& c) { return std
 
 void trace_wan_vae(const Scope& s, const WanVaeConfig& c) {
   const int64_t side = c.downscale(), channels = c.in_channels / (c.patch_size * c.patch_size);
-  // The first frame skips the temporal convolutions.
+  // More than one frame, because the first frame skips the temporal convolutions.
   const Shape pixels{DType::f32, {1, 1 + c.frame_scale(), side, side, channels}};
   wan_vae_decode(s, c, wan_vae_encode(s, c, full(s.graph(), 0, pixels)).mean);
 }

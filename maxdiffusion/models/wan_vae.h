@@ -24,7 +24,7 @@ struct WanVaeConfig {
   bool is_residual = false, clip_output = true;
   int64_t in_channels = 3, out_channels = 3;  // after patching
   int64_t patch_size = 1;                     // default 1
-  bool images = false;                        // media are single frames, without an axis of frames
+  bool images = false;                        // media are single frames, without a frame axis
   // Values of the file. The graph follows from the levels: downscale() and frame_scale().
   int64_t scale_factor_temporal = 4, scale_factor_spatial = 8;
 

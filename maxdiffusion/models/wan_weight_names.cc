@@ -27,7 +27,7 @@ constexpr Respelling kOfModel[] = {
     {"scale_shift_table", "head.modulation"},
     {"proj_out", "head.head"},
 };
-/// Behind "blocks.N.".
+/// After "blocks.N.".
 constexpr Respelling kOfBlock[] = {
     {"scale_shift_table", "modulation"},
     {"norm2", "norm3"},
@@ -48,7 +48,7 @@ constexpr Respelling kOfBlock[] = {
     {"attn2", "cross_attn"},
 };
 
-/// Behind a block of the autoencoder.
+/// After a block of the autoencoder.
 constexpr Respelling kOfVaeBlock[] = {{"norm1", "residual.0"},
                                       {"conv1", "residual.2"},
                                       {"norm2", "residual.3"},
@@ -67,8 +67,8 @@ std::string respelled(std::string_view name, const Respelling (&table)[N]) {
   return std::string(name);
 }
 
-/// Blocks of the autoencoder, as diffusers and as the original program call them. Version 2.1 has all blocks of a side
-/// in one list, 2.2 a list for every level.
+/// Blocks of the autoencoder under diffusers' and the original program's names. Version 2.1 has all blocks of a side in
+/// one list, 2.2 one list per level.
 std::vector<std::pair<std::string, std::string>> vae_blocks(const WanVaeConfig& c) {
   std::vector<std::pair<std::string, std::string>> t = {{"quant_conv", "conv1"}, {"post_quant_conv", "conv2"}};
   for (const std::string side : {"encoder.", "decoder."})
@@ -98,7 +98,7 @@ std::vector<std::pair<std::string, std::string>> vae_blocks(const WanVaeConfig& 
                      block(resnets));
     }
   }
-  const int64_t most = c.is_residual ? 0 : levels * (2 * c.num_res_blocks + 1);  // with attention behind every resnet
+  const int64_t most = c.is_residual ? 0 : levels * (2 * c.num_res_blocks + 1);  // with an attention after every resnet
   for (int64_t i = 0; i < most; ++i)
     t.emplace_back(fmt::format("encoder.down_blocks.{}", i), fmt::format("encoder.downsamples.{}", i));
   return t;
@@ -115,16 +115,18 @@ std::string original_wan_name(const std::string& name) {
 }
 
 WeightNameMap original_wan_names(const WanTransformerConfig&) {
-  return {.of = [](const std::string& name) {
-    std::vector<WeightAlias> names;
-    for (const char* prefix : {"", "model.diffusion_model.", "diffusion_model."})
-      names.push_back({.prefix = prefix, .name = original_wan_name(name)});
-    return names;
-  }};
+  return {.aliases =
+              [](const std::string& name) {
+                std::vector<WeightAlias> names;
+                for (const char* prefix : {"", "model.diffusion_model.", "diffusion_model."})
+                  names.push_back({.prefix = prefix, .name = original_wan_name(name)});
+                return names;
+              },
+          .architecture = "wan"};
 }
 
 WeightNameMap original_wan_vae_names(const WanVaeConfig& c) {
-  return {.of = [blocks = vae_blocks(c)](const std::string& name) {
+  return {.aliases = [blocks = vae_blocks(c)](const std::string& name) {
     std::vector<WeightAlias> names;
     for (const auto& [diffusers, original] : blocks) {
       if (!begins_with(name, diffusers)) continue;

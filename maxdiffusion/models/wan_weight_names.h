@@ -14,7 +14,7 @@ namespace md {
 /// The original name of a parameter or module, for diffusers' name: "blocks.3.attn1.to_q.weight" →
 /// "blocks.3.self_attn.q.weight". Unknown names are unchanged.
 std::string original_wan_name(const std::string& name);
-/// As original_wan_name, without and with the prefixes of single-file checkpoints.
+/// Like original_wan_name, without and with the prefixes of single-file checkpoints.
 WeightNameMap original_wan_names(const WanTransformerConfig& config);
 /// For the autoencoder of either version: "decoder.up_blocks.1.resnets.0.norm1.gamma" →
 /// "decoder.upsamples.4.residual.0.gamma". Block numbers depend on the config.

@@ -31,10 +31,10 @@ Tensor linear(const Scope& s, Tensor x, int64_t out, bool bias, const std::strin
               const std::string& out_axis) {
   return nn::linear(s, x, {.out = out, .bias = bias, .in_axis = in_axis, .out_axis = out_axis});
 }
-/// A stream as it goes from block to block: [B, L, D].
+/// The hidden states of a stream between blocks: [B, L, D].
 Tensor stream(Tensor x) { return shard(x, {axis::kBatch, axis::kLength, axis::kHeadsAct}); }
 
-/// Of the time, what modulates blocks: [B, min(dim, 256)].
+/// Embedding of the timestep, input of the blocks' modulation: [B, min(dim, 256)].
 Tensor embed_time(const Scope& root, const Config& c, Tensor time) {
   ScopeOptions o = root.options();
   o.activations = DType::f32;
@@ -47,10 +47,10 @@ Tensor embed_time(const Scope& root, const Config& c, Tensor time) {
 
 // ---- blocks
 
-/// Which tokens of a stream a block sees, and where they are.
+/// Positions of a stream's tokens, and the number that a block attends to.
 struct Places {
   nn::Rotary rotary;
-  Tensor lengths = {};  // s32 [B]; absent: all are seen
+  Tensor lengths = {};  // s32 [B]; absent: all
 };
 
 Tensor attend(const Scope& s, const Config& c, Tensor x, const Places& places) {
@@ -86,11 +86,11 @@ Tensor feed_forward(const Scope& s, const Config& c, Tensor x) {
   return linear(s / "w2", h, c.dim, false, axis::kMlp, axis::kEmbed);
 }
 
-/// `conditions`: of the time; absent: a block without modulation.
+/// `conditions`: timestep embedding; absent: a block without modulation.
 Tensor block(const Scope& s, const Config& c, Tensor x, Tensor conditions, const Places& places) {
   auto path = s.path_scope();
   x = stream(x);
-  std::vector<Tensor> m;  // of attention and of the feed-forward part: scale, gate; each [B, 1, D]
+  std::vector<Tensor> m;  // scale and gate of attention, then of the feed-forward network; each [B, 1, D]
   if (conditions) {
     Tensor all = linear(s / "adaLN_modulation.0", conditions, 4 * c.dim, true, axis::kEmbed, axis::kMlp);
     m = split(expand_dims(shard(f32(all), {axis::kBatch, ""}), 1), 4, 2);
@@ -114,32 +114,32 @@ Tensor blocks(const Scope& s, const Config& c, int64_t n, Tensor x, Tensor condi
 
 // ---- tokens and their places
 
-/// [B, h, w, C] → [B, h/2·w/2, 4C]: of a token all channels of its first latent, then of the next.
+/// [B, h, w, C] → [B, h/2·w/2, 4C]: all channels of a token's first latent, then of the next.
 Tensor patches(Tensor x) {
   constexpr int64_t p = Config::kPatch;
   const int64_t b = x.dim(0), rows = x.dim(1) / p, columns = x.dim(2) / p, c = x.dim(3);
   return reshape(transpose(reshape(x, {b, rows, p, columns, p, c}), {0, 1, 3, 2, 4, 5}),
                  {b, rows * columns, p * p * c});
 }
-/// Undoes patches().
+/// The inverse of patches().
 Tensor of_patches(Tensor x, int64_t rows, int64_t columns) {
   constexpr int64_t p = Config::kPatch;
   const int64_t b = x.dim(0), c = x.dim(2) / (p * p);
   return reshape(transpose(reshape(x, {b, rows, columns, p, p, c}), {0, 1, 3, 2, 4, 5}), {b, rows * p, columns * p, c});
 }
 
-/// Where `keep` is, else a learnt token. x: [B, L, D]   keep: pred [B, L].
+/// x where `keep`, else a trained token. x: [B, L, D]   keep: pred [B, L].
 Tensor or_learnt(const Scope& s, const char* name, Tensor keep, Tensor x) {
   Tensor learnt = cast(s.param(name, {1, x.dim(2)}, {"", ""}, init::normal(0.02)), x.dtype());
   return where(broadcast_to(expand_dims(keep, 2), x.dims()), x, broadcast_to(expand_dims(learnt, 0), x.dims()));
 }
 
-/// Numbers 0 … n − 1 in each row: s32 [B, n].
+/// 0 … n − 1 in each row: s32 [B, n].
 Tensor counted(Graph& g, int64_t batch, int64_t n) { return iota(g, {DType::s32, {batch, n}}, 1); }
 Tensor beside(Tensor lengths, int64_t n) { return broadcast_to(expand_dims(lengths, 1), {lengths.dim(0), n}); }
 
-/// Of the image's tokens, filled up: row and column, at the place in the text behind its tokens, filled up too; those
-/// that fill up are at 0. s32 [B, S, 3].
+/// Positions of the image's tokens with padding, s32 [B, S, 3]: row and column, and on the text's axis the first
+/// position after the padded text; padding tokens are at 0.
 Tensor image_places(Tensor text_tokens, int64_t rows, int64_t columns) {
   Graph& g = text_tokens.graph();
   const int64_t n = rows * columns, all = filled_up(n), batch = text_tokens.dim(0);
@@ -149,7 +149,7 @@ Tensor image_places(Tensor text_tokens, int64_t rows, int64_t columns) {
   return stack({of(beside(text_tokens, all) + 1), of(at / width), of(rem(at, width))}, 2);
 }
 
-/// Of the text's, those that fill up too: 1, 2, … s32 [B, L, 3].
+/// Positions of the text's tokens with padding: 1, 2, … on the first axis; s32 [B, L, 3].
 Tensor text_places(Graph& g, int64_t batch, int64_t tokens) {
   Tensor at = counted(g, batch, tokens), none = zeros_like(at);
   return stack({at + 1, none, none}, 2);
@@ -190,7 +190,7 @@ ZImageTransformerConfig ZImageTransformerConfig::from_json(const nlohmann::json&
           r.what(), key, sizes.size(), size);
   }
   r.neutral("siglip_feat_dim");
-  r.ignore({"n_kv_heads"});  // diffusers' layers have as many of them as of queries
+  r.ignore({"n_kv_heads"});  // diffusers' layers have as many key-value heads as query heads
   c.in_channels = r.get("in_channels", c.in_channels);
   c.dim = r.get("dim", c.dim);
   c.n_layers = r.get("n_layers", c.n_layers);
@@ -231,7 +231,7 @@ Tensor z_image_transformer(const Scope& s, const Config& c, const ZImageInputs& 
   const int64_t batch = in.sample.dim(0), rows = in.sample.dim(1) / p, columns = in.sample.dim(2) / p,
                 image_tokens = rows * columns, image_length = filled_up(image_tokens), text_length = in.text.dim(1);
   Tensor lengths = maximum(in.lengths, scalar_like(in.lengths, 1));
-  // Tokens of each text with those that fill it up.
+  // Number of tokens of each text including padding.
   Tensor text_tokens = lengths + (kZImageTokens - 1);
   text_tokens = text_tokens - rem(text_tokens, scalar_like(text_tokens, kZImageTokens));
   const Dims limits = {text_length + 2, rows, columns};

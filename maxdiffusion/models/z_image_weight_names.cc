@@ -41,7 +41,7 @@ std::vector<WeightAlias> names_of(const std::string& name) {
 }  // namespace
 
 WeightNameMap original_z_image_names(const ZImageTransformerConfig&) {
-  WeightNameMap names{.of = names_of};
+  WeightNameMap names{.aliases = names_of, .architecture = "lumina2"};
   for (const char* prefix : {"", "model.diffusion_model.", "diffusion_model."})
     names.unneeded.push_back(std::string(prefix) + "norm_final.");
   return names;

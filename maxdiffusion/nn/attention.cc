@@ -3,6 +3,7 @@
 #include "maxdiffusion/autodiff/named_values.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/nn/perturbation.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/ops/sharding.h"
@@ -29,6 +30,13 @@ Tensor local_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& o, 
 Tensor self_attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
   return local_attention(q, k, v, o, value::kSelfAttn);
 }
+Tensor self_attend(const Scope& s, Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
+  const auto& p = s.options().perturbation;
+  if (!p || !p->attentions.contains(s.path())) return self_attend(q, k, v, o);
+  auto unchanged = [&](Tensor x) { return slice_axis(x, 0, 0, p->first); };
+  Tensor y = self_attend(unchanged(q), unchanged(k), unchanged(v), o);
+  return concatenate({y, cast(slice_axis(v, 0, p->first, v.dim(0)), y.dtype())}, 0);
+}
 Tensor cross_attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o) {
   return local_attention(q, k, v, o, value::kCrossAttn);
 }
@@ -54,8 +62,8 @@ Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const Mult
                                                          .heads = axis::kHeadsAct,
                                                          .head_dim = axis::kKv}
                                          : AttentionAxes{};
-  const AttentionOptions how = attention_options(s, axes);
-  Tensor y = cast(x == context ? self_attend(q, k, v, how) : cross_attend(q, k, v, how), x.dtype());
+  const AttentionOptions options = attention_options(s, axes);
+  Tensor y = cast(x == context ? self_attend(s, q, k, v, options) : cross_attend(q, k, v, options), x.dtype());
   y = constrain(reshape(y, x.dims()));
   return linear(s / "to_out.0", y, {.out = width, .in_axis = heads, .out_axis = embed});
 }

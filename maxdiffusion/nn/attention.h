@@ -9,7 +9,10 @@ namespace md::nn {
 /// Attention options of the scope; `axes`: logical axes of the operands.
 AttentionOptions attention_options(const Scope& s, AttentionAxes axes = {});
 
-/// attention() with names for remat policies (autodiff/named_values.h) on its inputs and output.
+/// attention() with names for remat policies (autodiff/named_values.h) on its inputs and output. With a scope, the
+/// output of rows perturbed by ScopeOptions::perturbation at this layer is their values v.   q, k, v: [B, L, heads, d];
+/// a perturbed layer needs equal head counts.
+Tensor self_attend(const Scope& s, Tensor q, Tensor k, Tensor v, const AttentionOptions& o);
 Tensor self_attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o);
 Tensor cross_attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o);
 

@@ -20,16 +20,16 @@ Tensor zero_frames(Tensor x, int64_t n) {
 
 Tensor FrameMemory::recall(Tensor x, int64_t n) {
   if (n == 0) return x;
-  Tensor seen = x;
+  Tensor frames_so_far = x;
   if (!first()) {
     check(after_.size() < before_.size(), Code::invalid_graph,
           "a chunk of frames needs more than the {} cached arrays of the chunk before it", before_.size());
-    seen = concatenate({before_[after_.size()], x}, 1);
+    frames_so_far = concatenate({before_[after_.size()], x}, 1);
   }
-  const int64_t frames = seen.dim(1);
-  Tensor last = slice_axis(seen, 1, std::max<int64_t>(frames - n, 0), std::numeric_limits<int64_t>::max());
+  const int64_t frames = frames_so_far.dim(1);
+  Tensor last = slice_axis(frames_so_far, 1, std::max<int64_t>(frames - n, 0), std::numeric_limits<int64_t>::max());
   after_.push_back(frames >= n ? last : concatenate({zero_frames(x, n - frames), last}, 1));
-  return seen;
+  return frames_so_far;
 }
 
 void FrameMemory::start(Tensor x, int64_t n) { after_.push_back(zero_frames(x, n)); }

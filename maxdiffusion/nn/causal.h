@@ -12,8 +12,8 @@ namespace md::nn {
 /// be the same for every chunk.
 class FrameMemory {
  public:
-  /// `kept`: the cache after the previous chunk; empty for the first chunk, or for a whole sequence.
-  explicit FrameMemory(std::vector<Tensor> kept = {}) : before_(std::move(kept)) {}
+  /// `cache`: the cache after the previous chunk; empty for the first chunk, or for a whole sequence.
+  explicit FrameMemory(std::vector<Tensor> cache = {}) : before_(std::move(cache)) {}
   bool first() const { return before_.empty(); }
   /// x [B, F, …] preceded by the last `n` input frames of this layer; in the first chunk only x, which the layer pads
   /// with zeros.
@@ -21,7 +21,7 @@ class FrameMemory {
   /// For a layer that the first chunk skips: caches `n` zero frames of the sizes of x's frames.
   void start(Tensor x, int64_t n);
   /// The cache for the next chunk.
-  const std::vector<Tensor>& kept() const { return after_; }
+  const std::vector<Tensor>& cache() const { return after_; }
 
  private:
   std::vector<Tensor> before_, after_;

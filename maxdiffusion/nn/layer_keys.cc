@@ -34,7 +34,7 @@ RematNames remat_names(const LayerKeys& k) {
   return {k.names_which_can_be_saved, k.names_which_can_be_offloaded};
 }
 
-/// Of the sizes of MaxDiffusion's own kernels some have no meaning here; they are named.
+/// Sizes of MaxDiffusion's kernels that have no equivalent are ignored and named in a log line.
 AttentionBlocks attention_blocks(const std::map<std::string, std::string>& sizes) {
   constexpr std::string_view kIgnored[] = {"block_kv_compute_in", "heads_per_tile", "vmem_limit_bytes"},
                              kFused = "use_fused_bwd_kernel";
@@ -71,7 +71,7 @@ AttentionBlocks attention_blocks(const std::map<std::string, std::string>& sizes
           "flash_block_sizes: {} is '{}'; expected a whole number above 0", name, text);
   }
   if (!ignored.empty())
-    log_line_once(LogLevel::warning, fmt::format("flash_block_sizes: {} {} ignored: kernels here have nothing of it",
+    log_line_once(LogLevel::warning, fmt::format("flash_block_sizes: {} {} ignored: these kernels have no such block",
                                                  fmt::join(ignored, ", "), ignored.size() == 1 ? "is" : "are"));
   return blocks;
 }
@@ -88,7 +88,8 @@ ScopeOptions scope_options(const LayerKeys& k) {
                  .remat_names = remat_names(k),
                  .scan_layers = k.scan_layers,
                  .dropout = k.dropout,
-                 .quantization = make_quantization(k.quantization)};
+                 .quantization = make_quantization(k.quantization),
+                 .few_bits = make_few_bits("base_weights_dtype", k.base_weights_dtype, k.base_quantization_skip)};
   check(k.dropout >= 0 && k.dropout < 1, Code::invalid_config,
         "dropout is {}; expected a probability of at least 0 and below 1", k.dropout);
   check_attention_kernel(k.attention);

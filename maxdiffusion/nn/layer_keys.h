@@ -18,9 +18,18 @@ struct LayerKeys {
   std::map<std::string, std::string> flash_block_sizes;
   QuantizationKeys quantization;
   double dropout = 0;
+  std::string base_weights_dtype;
+  std::vector<std::string> base_quantization_skip = {kOutsideBlocks};
   template <class V>
   void visit(V&& v) {
     v("weights_dtype", weights_dtype, "dtype parameters are stored in");
+    v("base_weights_dtype", base_weights_dtype,
+      "what the matrices of a frozen denoiser are stored in, of LoRA training and of sampling: float8_e4m3fn, int8 "
+      "(both: a scale for each row) or nf4; empty: weights_dtype",
+      one_of_or_empty({"float8_e4m3fn", "int8", "nf4"}));
+    v("base_quantization_skip", base_quantization_skip,
+      "parts of module names whose matrices are not stored as base_weights_dtype says; outside_blocks: those in no "
+      "numbered block (embeddings, first and last layers)");
     v("activations_dtype", activations_dtype, "compute dtype given to layers");
     v("precision", precision, "matrix product precision", one_of({"DEFAULT", "HIGH", "HIGHEST"}));
     v("attention", attention, "attention kernel");

@@ -1,6 +1,9 @@
 #include "maxdiffusion/nn/layers.h"
 
+#include <algorithm>
 #include <cmath>
+#include <map>
+#include <memory>
 
 #include "maxdiffusion/autodiff/checkpoint.h"
 #include "maxdiffusion/autodiff/named_values.h"
@@ -8,6 +11,7 @@
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/nn/perturbation.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/conv.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -21,7 +25,7 @@ namespace {
 
 Tensor add_bias(const Scope& s, Tensor y) { return md::add_bias(y, s.param("bias", {y.dim(-1)}, {""}, init::zeros())); }
 
-/// x's rows are tokens, or, without logical axes, sharded as batches.
+/// The product of a linear layer. Without logical axes, rows of x are sharded as batches, else as tokens.
 Product projection(Precision precision, const LinearOptions& o) {
   const bool annotated = !o.in_axis.empty() || !o.out_axis.empty();
   return [precision, annotated, of_w = LogicalAxes{o.out_axis, o.in_axis}](Tensor x, Tensor weight) {
@@ -31,12 +35,12 @@ Product projection(Precision precision, const LinearOptions& o) {
   };
 }
 
-/// Whether `n` blocks below `s` are one loop. A repeat inside a stacked block is written out.
+/// Whether `n` blocks below `s` are one loop. A repeat inside a stacked block is unrolled.
 bool stacks_layers(const Scope& s, int64_t n) {
   return s.options().scan_layers && n > 1 && s.path().find('*') == std::string::npos;
 }
 
-/// The scope of the block that `step` visits: its parameters are rows of stacked ones, `s / "*" / …`.
+/// The scope of the block of iteration `step`: its parameters are rows of stacked ones, `s / "*" / …`.
 Scope stacked_layer(const Scope& s, int64_t n, ScanStep& step) {
   auto row = [&step, n](const Scope& below, Param p) {
     p.shape.dims.insert(p.shape.dims.begin(), n);
@@ -45,12 +49,12 @@ Scope stacked_layer(const Scope& s, int64_t n, ScanStep& step) {
     return step.slice(below.resolve(std::move(p)));
   };
   const Scope layer = (s / "*").with_source(row).in_graph(step.body());
-  return layer.random() ? layer.with_random(layer.random()->at(step.index())) : layer;
+  return layer.random() ? layer.with_random(layer.random()->at_step(step.index())) : layer;
 }
 
 using Tensors = std::vector<Tensor>;
 
-/// f(xs) as remat() has it of one.
+/// remat() for several values.
 Tensors remat_all(const Scope& s, const std::function<Tensors(const Tensors&)>& f, const Tensors& xs) {
   const RematPolicy policy = remat_policy(s.options().remat, s.options().remat_names);
   if (!policy) return f(xs);
@@ -62,7 +66,46 @@ Tensors remat_all(const Scope& s, const std::function<Tensors(const Tensors&)>& 
   return checkpoint(policy, block, xs);
 }
 
-/// All repeats: blocks of the previous block's result and rows of `stacked`.
+/// The results of a block, with its inputs instead in the perturbed rows of the batch (ScopeOptions::perturbation).
+/// xs, ys: [B, …], inputs and results; skipped: pred [], whether the block is skipped; absent: it is.
+Tensors perturbed(const Scope& s, const Tensors& xs, Tensors ys, Tensor skipped = {}) {
+  const auto& p = s.options().perturbation;
+  for (size_t k = 0; k < ys.size(); ++k) {
+    const int64_t rows = ys[k].dim(0);
+    Tensor x = cast(slice_axis(xs[k], 0, p->first, rows), ys[k].dtype()), y = slice_axis(ys[k], 0, p->first, rows);
+    if (skipped) x = where(broadcast_to(skipped, x.dims()), x, y);
+    ys[k] = concatenate({slice_axis(ys[k], 0, 0, p->first), x}, 0);
+  }
+  return ys;
+}
+
+/// Whether some blocks below `s` are skipped.
+bool skips_blocks(const Scope& s) {
+  const auto& p = s.options().perturbation;
+  return p && p->blocks == s.path() && !p->skipped.empty();
+}
+
+/// Adds to the perturbation the paths below `s` / "*" of attentions that are perturbed in all `n` stacked layers.
+/// Throws invalid_config if an attention is perturbed in only some of them.
+Scope with_stacked_perturbation(const Scope& s, int64_t n) {
+  ScopeOptions o = s.options();
+  if (!o.perturbation || o.perturbation->attentions.empty()) return s;
+  Perturbation stacked = *o.perturbation;
+  const std::string above = s.path() + ".";
+  std::map<std::string, int64_t> layers;  // by the path below the layer
+  for (const std::string& path : o.perturbation->attentions)
+    if (path.starts_with(above)) ++layers[path.substr(std::min(path.find('.', above.size()), path.size()))];
+  for (const auto& [below, count] : layers) {
+    check(count == n, Code::invalid_config,
+          "{}: the attention of {} of {} stacked blocks is perturbed; expected all or none, or scan_layers=false",
+          s.path(), count, n);
+    stacked.attentions.insert(above + "*" + below);
+  }
+  o.perturbation = std::make_shared<const Perturbation>(std::move(stacked));
+  return s.with(o);
+}
+
+/// A block of all variants of repeat: gets the previous block's results and rows of `stacked`.
 using BlockOfAll = std::function<Tensors(const Scope&, const Tensors& xs, const Tensors& rows)>;
 Tensors repeat_all(const Scope& s, int64_t n, Tensors xs, const Tensors& stacked, const BlockOfAll& block) {
   for (Tensor t : stacked)
@@ -76,15 +119,27 @@ Tensors repeat_all(const Scope& s, int64_t n, Tensors xs, const Tensors& stacked
     for (int64_t i = 0; i < n; ++i) {
       Tensors rows;
       for (Tensor t : stacked) rows.push_back(squeeze(slice_axis(t, 0, i, i + 1), 0));
-      xs = region(s / i, xs, rows);
+      Tensors ys = region(s / i, xs, rows);
+      xs = skips_blocks(s) && s.options().perturbation->skipped.contains(i) ? perturbed(s, xs, ys) : ys;
     }
     return xs;
+  }
+  const Scope of_layers = with_stacked_perturbation(s, n);
+  Tensor skipped;  // pred [n]
+  if (skips_blocks(s)) {
+    HostArray flags(Shape{DType::f32, {n}});
+    for (int64_t i = 0; i < n; ++i)
+      flags.mutable_view<float>()[static_cast<size_t>(i)] = s.options().perturbation->skipped.contains(i) ? 1 : 0;
+    skipped = constant(s.graph(), flags);
   }
   return scan(n, xs,
               [&](ScanStep& step, const Tensors& carry) -> ScanResult {
                 Tensors rows;
                 for (Tensor t : stacked) rows.push_back(step.slice(t));
-                return {.carry = region(stacked_layer(s, n, step), carry, rows), .stacked = {}};
+                Tensors next = region(stacked_layer(of_layers, n, step), carry, rows);
+                if (!skipped) return {.carry = next, .stacked = {}};
+                Tensor flag = step.slice(skipped);
+                return {.carry = perturbed(s, carry, next, gt(flag, zeros_like(flag))), .stacked = {}};
               })
       .carry;
 }
@@ -157,8 +212,8 @@ Tensor timestep_embedding(Tensor t, int64_t dim, bool flip_sin_to_cos, double fr
   const int64_t half = dim / 2;
   HostArray table({DType::f32, {1, half}});
   auto f = table.mutable_view<float>();
-  // Rounded to f32 at every step, as where the published weights were trained: at t = 1000 the last bit of a frequency
-  // is 6e-5 of an angle.
+  // Rounded to f32 at every step, as in the training of the published weights: at t = 1000 the last bit of a frequency
+  // changes an angle by 6e-5.
   const auto log_period = static_cast<float>(std::log(max_period)),
              steps = static_cast<float>(static_cast<double>(half) - freq_shift);
   for (int64_t i = 0; i < half; ++i) f[static_cast<size_t>(i)] = std::exp(-log_period * static_cast<float>(i) / steps);
@@ -218,13 +273,13 @@ std::vector<Tensor> repeat(const Scope& s, int64_t n, const std::vector<Tensor>&
 }
 
 std::vector<Tensor> per_layer(const Scope& s, int64_t n, const LayerResults& f) {
-  if (stacks_layers(s, n))  // a scan needs a carry; this one has nothing to carry
+  if (stacks_layers(s, n))  // a scan needs a carry, so this one carries a dummy
     return scan(n, {constant(s.graph(), 0)},
                 [&](ScanStep& step, const std::vector<Tensor>& nothing) -> ScanResult {
                   return {nothing, f(stacked_layer(s, n, step))};
                 })
         .stacked;
-  std::vector<std::vector<Tensor>> layers;  // of each result
+  std::vector<std::vector<Tensor>> layers;  // for each result
   for (int64_t i = 0; i < n; ++i) {
     const std::vector<Tensor> results = f(s / i);
     layers.resize(results.size());

@@ -37,12 +37,12 @@ struct Conv3dOptions {
 /// x: [B, F, H, W, in]   weight: [out, in, kf, kh, kw].
 Tensor conv3d(const Scope& s, Tensor x, const Conv3dOptions& o);
 
-/// Over the channels (last axis) in `groups`, statistics over space and the group's channels; then the activation of
-/// that config name (below), if any. weight, bias: [C]. `annotated`: x is sharded as results of convolutions; false:
-/// only along the batch.
+/// Normalizes channels (last axis) in `groups`, with statistics over space and the group's channels; then applies the
+/// activation of that config name (below), if any. weight, bias: [C]. `annotated`: x is sharded as results of
+/// convolutions; false: only along the batch.
 Tensor group_norm(const Scope& s, Tensor x, int64_t groups, double eps, const std::string& activation = "",
                   bool annotated = true);
-/// Over the last axis. `affine`: weight, bias [C].
+/// Normalizes over the last axis. `affine`: weight, bias [C].
 Tensor layer_norm(const Scope& s, Tensor x, double eps, bool affine = true);
 /// x / sqrt(mean(x²) + eps) · weight over the last axis. `axis`: logical axis of the weight [C].
 Tensor rms_norm(const Scope& s, Tensor x, double eps, const std::string& axis = "");
@@ -57,7 +57,7 @@ Tensor timestep_embedding(Tensor t, int64_t dim, bool flip_sin_to_cos, double fr
 Tensor timestep_mlp(const Scope& s, Tensor x, int64_t width, const std::string& activation = "silu");
 /// Nearest neighbour by two, [B, H, W, C] → [B, 2H, 2W, C].
 Tensor upsample_nearest(Tensor x);
-/// By config name: "silu"/"swish", "gelu", "quick_gelu", "gelu_tanh"/"gelu_new", "relu", "mish".
+/// Activation by config name: "silu"/"swish", "gelu", "quick_gelu", "gelu_tanh"/"gelu_new", "relu", "mish".
 Tensor activation(const std::string& name, Tensor x);
 
 /// In training (Scope::with_random), each value of x becomes 0 with probability p = ScopeOptions::dropout, else x / (1
@@ -66,17 +66,18 @@ Tensor activation(const std::string& name, Tensor x);
 Tensor dropout(const Scope& s, Tensor x);
 inline constexpr const char* kDropout = "dropout";
 
-/// f(x) as a checkpoint region of the scope's remat policy, x named hidden_states; just f(x) if that is NONE.
+/// f(x) as a checkpoint region of the scope's remat policy, with x named hidden_states; plain f(x) if the policy is
+/// NONE.
 Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x);
 
 /// `n` blocks whose parameters are `s / i / …`, or, with scan_layers, one loop over stacked parameters `s / "*" / …`.
 /// Each block is a checkpoint region (remat above). A repeat inside a stacked block is unrolled.
 using Block = std::function<Tensor(const Scope&, Tensor)>;
 Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block);
-/// As above; block i also receives row i of every tensor of `stacked` [n, …].
+/// Like the above; block i also receives row i of every tensor of `stacked` [n, …].
 using BlockOfRows = std::function<Tensor(const Scope&, Tensor, const std::vector<Tensor>& rows)>;
 Tensor repeat(const Scope& s, int64_t n, Tensor x, const std::vector<Tensor>& stacked, const BlockOfRows& block);
-/// As above, for blocks that pass several values to the next block.
+/// Like the above, for blocks that pass several values to the next block.
 using BlockOfStreams = std::function<std::vector<Tensor>(const Scope&, const std::vector<Tensor>&)>;
 std::vector<Tensor> repeat(const Scope& s, int64_t n, const std::vector<Tensor>& xs, const BlockOfStreams& block);
 /// Maps f over the scopes of `n` blocks and stacks each result [..] to [n, ..].

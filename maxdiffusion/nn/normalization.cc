@@ -1,6 +1,6 @@
-// Normalisations. Statistics in f32, two passes (mean, then the centred square), because one pass over x and x² loses
-// the variance of a signal with a large mean. The gradient is written out: it keeps x and the statistics only, and is
-// a third of the operations that differentiating the forward text would give. The CPU kernels compute the same.
+// Normalization. Statistics are f32 and computed in two passes (mean, then the centred square), because a single pass
+// over x and x² loses the variance of a signal with a large mean. The gradient is explicit: it stores only x and the
+// statistics, and has a third of the operations of the differentiated forward pass. The CPU kernels compute the same.
 #include <fmt/format.h>
 
 #include <cmath>
@@ -21,7 +21,7 @@
 namespace md::nn {
 namespace {
 
-constexpr double kSmallestNorm = 1e-12;  // what unit_norm divides by at least
+constexpr double kSmallestNorm = 1e-12;  // lower bound of unit_norm's divisor
 
 Tensor f32(Tensor x) { return cast(x, DType::f32); }
 
@@ -43,27 +43,27 @@ Tensor normalize_last(Tensor x, Tensor w, Tensor b, double eps) {
   return custom_vjp({x, w, b}, forward, backward)[0];
 }
 
-/// (x − mean) / sqrt(var + eps) · w + b, mean and var over space and the channels of a group.   x: [B, space…, C]   w,
-/// b: f32 [C]. Sums go over space first and over the group after, because a loop whose innermost axis is the channels
-/// is twice as fast on CPU as one over both; the backward sums over space serve dx, dw and db.
+/// (x − mean) / sqrt(var + eps) · w + b with mean and var over space and a group's channels.   x: [B, space…, C]   w,
+/// b: f32 [C]. Sums are over space first and over the group after, because on CPUs a loop with channels as its
+/// innermost axis is twice as fast as one over both. The sums over space of the backward pass serve dx, dw and db.
 Tensor normalize_groups(Tensor x, Tensor w, Tensor b, int64_t groups, double eps) {
   const int64_t batch = x.dim(0), width = x.dim(-1), space = x.shape().elements() / (batch * width);
   const int64_t of_group = width / groups;
   const double count = static_cast<double>(space * of_group);
-  auto seen = [=](Tensor t) { return reshape(f32(t), {batch, space, width}); };
-  // Sums over space [B, C] → means of the groups, at each of their channels [B, 1, C].
+  auto flattened = [=](Tensor t) { return reshape(f32(t), {batch, space, width}); };
+  // Sums over space [B, C] → means of the groups, repeated for each of their channels [B, 1, C].
   auto group_mean = [=](Tensor sums) {
     const Dims grouped = {batch, groups, width / groups};
     Tensor m = sum(reshape(sums, grouped), {2}, true) * (1 / count);
     return reshape(broadcast_to(m, grouped), {batch, 1, width});
   };
   auto forward = [=](const std::vector<Tensor>& in) -> std::vector<Tensor> {
-    Tensor v = seen(in[0]), m = group_mean(sum(v, {1})), c = v - m;
+    Tensor v = flattened(in[0]), m = group_mean(sum(v, {1})), c = v - m;
     Tensor r = rsqrt(group_mean(sum(square(c), {1})) + eps);
     return {cast(reshape(c * (r * in[1]) + in[2], in[0].dims()), in[0].dtype()), m, r};
   };
   auto backward = [=](const std::vector<Tensor>& in, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
-    Tensor r = out[2], dy = seen(dys[0]), n = (seen(in[0]) - out[1]) * r;
+    Tensor r = out[2], dy = flattened(dys[0]), n = (flattened(in[0]) - out[1]) * r;
     Tensor sums = sum(dy, {1}), products = sum(dy * n, {1});
     Tensor dx = r * (dy * in[1] - group_mean(sums * in[1]) - n * group_mean(products * in[1]));
     return {cast(reshape(dx, in[0].dims()), in[0].dtype()), sum(products, {0}), sum(sums, {0})};
@@ -73,7 +73,7 @@ Tensor normalize_groups(Tensor x, Tensor w, Tensor b, int64_t groups, double eps
 
 /// As normalize_last. `axes`: mesh axes of x; its last dim is replicated.
 Tensor last_by_kernel(Tensor x, Tensor w, Tensor b, double eps, const DimAxes& axes) {
-  DimAxes rows(1);  // of the statistics; only this order, which is each device's own, is ever read
+  DimAxes rows(1);  // of the statistics; only the kernel's gradient reads them, in each device's own order
   for (const auto& of_dim : axes) rows[0].insert(rows[0].end(), of_dim.begin(), of_dim.end());
   auto forward = [=](const std::vector<Tensor>& in) {
     return per_device(in, {axes, {}, {}}, {axes, rows, rows}, [&](const std::vector<Tensor>& part) {
@@ -96,7 +96,7 @@ Tensor last_by_kernel(Tensor x, Tensor w, Tensor b, double eps, const DimAxes& a
   return custom_vjp({x, w, b}, forward, backward)[0];
 }
 
-/// As normalize_groups, followed by SiLU if `silu`. `axes`: of the mesh, that split x in batch and channels; channels
+/// As normalize_groups, followed by SiLU if `silu`. `axes`: mesh axes that shard x along batch and channels; channels
 /// are replicated if a group would span devices.
 Tensor groups_by_kernel(Tensor x, Tensor w, Tensor b, int64_t groups, double eps, bool silu, DimAxes axes) {
   const int64_t shares = devices_along(x.graph().options(), axes.back());
@@ -134,7 +134,7 @@ Tensor groups_by_kernel(Tensor x, Tensor w, Tensor b, int64_t groups, double eps
 struct LayerNormCall {
   Tensor x, w, b;
   double eps;
-  /// Of the mesh, that split x: rows, as attention splits them.
+  /// Mesh axes that shard x; rows are sharded as in attention.
   DimAxes axes() const {
     LogicalAxes names(x.dims().size());
     names[0] = axis::kBatch;

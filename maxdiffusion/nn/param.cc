@@ -10,9 +10,9 @@
 namespace md {
 namespace {
 
-// Standard deviation of a unit normal cut at ±2.
+// Standard deviation of a unit normal truncated at ±2.
 constexpr double kCutStddev = 0.87962566103423978;
-// Elements below which a thread costs more than it saves.
+// Below this number of elements a thread costs more than it saves.
 constexpr int64_t kMinPerThread = 1 << 14;
 
 /// The elements of a slice as contiguous ranges of the whole array.
@@ -24,7 +24,7 @@ class Runs {
       if (slice.size[d] != dims[d]) break;
     }
   }
-  /// Elements of a run.
+  /// Number of elements in a range.
   int64_t length() const { return length_; }
   /// Index in the whole array of element i of the slice.
   int64_t place(int64_t i) const {
@@ -43,7 +43,7 @@ class Runs {
   int64_t length_ = 1;
 };
 
-/// The part `slice` of an array of these sizes.
+/// Fills the part `slice` of an array with these sizes.
 void fill(const Init& init, uint64_t seed, const std::string& name, const Dims& dims, const Slice& slice,
           std::span<float> out) {
   using Distribution = HostRng::Distribution;
@@ -69,7 +69,7 @@ void fill(const Init& init, uint64_t seed, const std::string& name, const Dims& 
       case Init::Kind::truncated_normal: return sample(Distribution::truncated_normal, init.scale / kCutStddev);
     }
   };
-  static const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());  // read from files
+  static const int64_t cores = std::max<int64_t>(1, std::thread::hardware_concurrency());  // the query reads files
   const int64_t parts = std::clamp<int64_t>(n / kMinPerThread, 1, cores);
   std::vector<std::jthread> threads;
   for (int64_t p = 1; p < parts; ++p) threads.emplace_back(part, n * p / parts, n * (p + 1) / parts);
@@ -113,16 +113,22 @@ const Param* ParamTable::find(const std::string& input) const {
   return it == index_.end() ? nullptr : &params_[it->second];
 }
 
+/// Number of elements; of the weight if it is quantized.
+static int64_t numbers_of(const Param& p) {
+  if (!p.few_bits) return p.shape.elements();
+  return p.few_bits->which > 0 ? 0 : std::max<int64_t>(p.stacked, 1) * Shape{DType::f32, p.few_bits->dims}.elements();
+}
+
 int64_t ParamTable::count() const {
   int64_t n = 0;
-  for (const Param& p : params_) n += p.shape.elements();
+  for (const Param& p : params_) n += numbers_of(p);
   return n;
 }
 
 int64_t ParamTable::count(const std::string& model) const {
   int64_t n = 0;
   for (const Param& p : params_)
-    if (p.model == model) n += p.shape.elements();
+    if (p.model == model) n += numbers_of(p);
   return n;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <deque>
+#include <memory>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/graph/graph.h"
 #include "maxdiffusion/mesh/sharding.h"
+#include "maxdiffusion/nn/few_bits.h"
 
 namespace md {
 
@@ -29,8 +31,8 @@ inline Init ones() { return {Init::Kind::ones}; }
 inline Init constant(double v) { return {Init::Kind::constant, v}; }
 inline Init normal(double stddev) { return {Init::Kind::normal, stddev}; }
 inline Init uniform(double bound) { return {Init::Kind::uniform, bound}; }
-/// Truncated normal of variance 1/fan_in (LeCun); fan_in of a PyTorch-layout weight: the product of dims after the
-/// first.
+/// Truncated normal of variance 1/fan_in (LeCun); fan_in of a weight in PyTorch's layout is the product of all dims but
+/// the first.
 Init lecun_normal(const Dims& weight);
 /// Uniform of variance 2/(fan_in + fan_out) (Glorot); fan_out is the first dim.
 Init xavier_uniform(const Dims& weight);
@@ -42,15 +44,16 @@ struct Param {
   LogicalAxes axes;  // per dim, "" = none
   Init init;
   bool trainable = true;
-  int64_t stacked = 0;  // n > 0: leading layer axis; path holds one '*' where the layer number goes
+  int64_t stacked = 0;  // n > 0: leading layer axis; path contains one '*' in place of the layer number
   std::string model;    // "unet", "vae", "text_encoder", …: the folder of its file
   Tensor value;         // the graph input
   std::string input;    // its name: model + "/" + path
+  std::shared_ptr<const FewBitsPart> few_bits = {};  // null: stored in its type, not quantized
 };
 
 class ParamTable {
  public:
-  /// In the order of Scope::param calls. References stay valid.
+  /// All parameters, in the order of Scope::param calls. References stay valid.
   const std::deque<Param>& params() const { return params_; }
   /// Throws invalid_graph when the path exists already.
   Param& add(Param p);

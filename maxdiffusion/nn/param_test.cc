@@ -53,7 +53,7 @@ TEST(InitialValue, OfAStackedParameterIsThatOfItsLayers) {
 
 TEST(InitialValue, DependsOnSeedAndNameAndIndexAlone) {
   const Init init = init::uniform(1);
-  // Large enough for several threads; its head must be that of a small one.
+  // Large enough for several threads; its first elements must equal those of a small one.
   const HostArray large = initial_value(make("w", {1 << 17}, init), 3), small = initial_value(make("w", {64}, init), 3);
   for (size_t i = 0; i < 64; ++i) EXPECT_EQ(large.view<float>()[i], small.view<float>()[i]);
   EXPECT_NE(small.view<float>()[0], initial_value(make("w", {64}, init), 4).view<float>()[0]);
@@ -79,7 +79,7 @@ TEST(InitialValue, OfASliceIsThatSlice) {
       }
 }
 
-TEST(InitialValue, OfALargeSliceIsThatSlice) {  // made by several threads, whose runs end within rows
+TEST(InitialValue, OfALargeSliceIsThatSlice) {  // several threads make it, and their ranges end within rows
   const Param p = make("w", {500, 333}, init::normal(1));
   const ShardedArray whole = initial_value(p, 3);
   for (const Slice& s : {Slice{{100, 0}, {400, 333}}, Slice{{7, 100}, {450, 201}}}) {

@@ -18,7 +18,7 @@
 namespace md {
 namespace {
 
-/// What a bound becomes, and between which numbers values are kept.
+/// The value to which a tensor's bound is scaled, and the limits of quantized values.
 struct Range {
   DType type;
   double bound, low, high;
@@ -45,19 +45,19 @@ Tensor bound_of(Tensor x, const Axes& shared, const Calibration& c) {
 }
 
 /// Axes with separate ranges.
-Axes own_axes(Tensor x, bool per_channel, bool rows) {
+Axes channel_axes_of(Tensor x, bool per_channel, bool rows) {
   if (!per_channel) return {};
   Axes axes = {0};
   for (int64_t a = 1; rows && a + 1 < x.rank(); ++a) axes.push_back(a);
   return rows && x.rank() < 2 ? Axes{} : axes;
 }
 
-/// The operands of one product, quantized; w, which comes as it is stored, as computation uses it.
+/// The quantized operands of one product; w is stored sharded, and its quantized form is gathered.
 struct Operands {
   Quantized x, w;
   Operands(const Quantization& q, Tensor x_, Tensor w_, const LogicalAxes& axes)
-      : x(quantize(x_, q.operands, own_axes(x_, q.per_channel, w_.rank() == 2), q.activation)),
-        w(quantize(w_, q.operands, own_axes(w_, q.per_channel, false), q.weight)) {
+      : x(quantize(x_, q.operands, channel_axes_of(x_, q.per_channel, w_.rank() == 2), q.activation)),
+        w(quantize(w_, q.operands, channel_axes_of(w_, q.per_channel, false), q.weight)) {
     w.values = gather_weight(w.values, axes);
     DimAxes used = axes_in_use(w_, axes);
     for (int64_t a = 0; a < w.scale.rank(); ++a)
@@ -73,7 +73,7 @@ Tensor multiplied(const Operands& o, const Product& f, DType to) {
 
 Tensor dequantized(const Quantized& q, DType to) { return cast(cast(q.values, DType::f32) * q.scale, to); }
 
-/// Cotangents of x and w where only the forward product was quantized.
+/// Cotangents of x and w if only the forward product is quantized.
 Grads wide_gradients(const Quantization& q, Tensor x, Tensor w, const LogicalAxes& axes, Tensor dy, const Product& f) {
   Tensor a = stop_gradient(x), b = stop_gradient(w);
   if (w.rank() != 2) {
@@ -86,25 +86,25 @@ Grads wide_gradients(const Quantization& q, Tensor x, Tensor w, const LogicalAxe
   return {d[0], shard_as_stored(d[1], axes)};
 }
 
-/// Cotangents with quantized dy: quantized for each operand after scaling by the other's scale. All operands are one
-/// tensor times one number here. 8-bit floats are exact in every type that layers compute in; a compiler that knows
-/// products of such floats finds them behind the conversions.
+/// Cotangents with quantized dy: dy is scaled by the other operand's scale, then quantized, for each operand. Here
+/// every operand has one scale. 8-bit floats are exact in every type that layers compute in; a compiler that supports
+/// float8 products recognizes them behind the conversions.
 Grads narrow_gradients(const Quantization& q, DType type, Tensor x, Tensor w, const LogicalAxes& axes, Tensor dy,
                        const Product& f) {
   const Operands o(q, x, w, axes);
   const DType wide = x.dtype();
   const Tensor a = cast(o.x.values, wide), b = cast(o.w.values, wide);
-  auto of = [&](Tensor mine, const Quantized& other) {
+  auto product_gradient = [&](Tensor mine, const Quantized& other) {
     const Quantized g = quantize(cast(dy, DType::f32) * reshape(other.scale, {}), type, {}, q.gradient);
     const Tensor d = vjp({f(a, b)}, {cast(g.values, wide)}, {mine})[0];
     return cast(cast(d, DType::f32) * reshape(g.scale, {}), wide);
   };
-  Grads grads = {of(a, o.w), shard_as_stored(of(b, o.x), axes)};
+  Grads grads = {product_gradient(a, o.w), shard_as_stored(product_gradient(b, o.x), axes)};
   if (w.rank() != 2) return grads;
-  auto where_kept = [](Tensor d, Tensor operand, Tensor bound, const Calibration& c) {
+  auto where_unclipped = [](Tensor d, Tensor operand, Tensor bound, const Calibration& c) {
     return c.clips() ? where(le(abs(cast(operand, DType::f32)), bound), d, zeros_like(d)) : d;
   };
-  return {where_kept(grads[0], x, o.x.bound, q.activation), where_kept(grads[1], w, o.w.bound, q.weight)};
+  return {where_unclipped(grads[0], x, o.x.bound, q.activation), where_unclipped(grads[1], w, o.w.bound, q.weight)};
 }
 
 }  // namespace
@@ -145,12 +145,12 @@ Calibration parse_calibration(const std::string& key, const std::string& text) {
   return c;
 }
 
-Quantized quantize(Tensor x, DType type, const Axes& own, const Calibration& calibration) {
+Quantized quantize(Tensor x, DType type, const Axes& channel_axes, const Calibration& calibration) {
   const Range& r = range_of(type);
   x = cast(x, DType::f32);
   Axes shared;
   for (int64_t a = 0; a < x.rank(); ++a)
-    if (std::ranges::find(own, a) == own.end()) shared.push_back(a);
+    if (std::ranges::find(channel_axes, a) == channel_axes.end()) shared.push_back(a);
   const Tensor bound = bound_of(x, shared, calibration);
   Tensor scale = bound / r.bound;
   const double tiny = std::sqrt(static_cast<double>(std::numeric_limits<float>::min()));

@@ -16,10 +16,11 @@ namespace md {
 struct Calibration {
   enum class Method { absmax, rms, fixed };
   Method method = Method::absmax;
-  double factor = 1;  // of the largest magnitude, of the root mean square; fixed: the bound itself
+  double factor = 1;  // of the largest magnitude or the root mean square; fixed: the bound itself
   bool clips() const { return method != Method::absmax || factor < 1; }
 };
-/// "absmax", "absmax,0.9", "rms,3", "fixed,4" or "fixed,-4,4". Throws invalid_config, naming the key, for another.
+/// Parses "absmax", "absmax,0.9", "rms,3", "fixed,4" or "fixed,-4,4". Throws invalid_config, naming the key, for other
+/// texts.
 Calibration parse_calibration(const std::string& key, const std::string& text);
 
 /// A tensor as integers or 8-bit floats times a scale.
@@ -28,9 +29,9 @@ struct Quantized {
   Tensor scale;   // f32, rank of x, sizes of 1 along axes that share a range
   Tensor bound;   // like scale: the largest magnitude that is not clipped
 };
-/// x ≈ values · scale. `own`: axes with separate ranges (per-channel). Rounds to nearest even; integers: the bound is
-/// ±127.5, clipped to ±127.
-Quantized quantize(Tensor x, DType type, const Axes& own = {}, const Calibration& calibration = {});
+/// x ≈ values · scale. `channel_axes`: axes with separate ranges (per-channel). Rounds to nearest even; integers: the
+/// bound is ±127.5, clipped to ±127.
+Quantized quantize(Tensor x, DType type, const Axes& channel_axes = {}, const Calibration& calibration = {});
 
 /// Settings of the key `quantization`, for the modules that the key `qwix_module_path` matches.
 struct Quantization {
@@ -62,8 +63,8 @@ Tensor quantized_product(std::shared_ptr<const Quantization> q, Tensor x, Tensor
 struct QuantizedCount {
   int64_t quantized = 0, all = 0;
 };
-/// Linear and convolution layers in the table, which was traced with the options of the run. Throws invalid_config
-/// where module_path matches none of them, or only some of the blocks that scan_layers has stacked.
+/// Counts linear and convolution layers in the table, which was traced with the options of the run. Throws
+/// invalid_config if module_path matches none of them, or only some of the blocks that scan_layers has stacked.
 QuantizedCount count_quantized(const Quantization& q, const ParamTable& params);
 
 }  // namespace md

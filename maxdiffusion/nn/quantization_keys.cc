@@ -11,7 +11,7 @@ struct Kind {
   const char* name;
   DType operands;
   std::optional<DType> linear_gradient, convolution_gradient;
-  bool per_channel;  // then always absmax ranges
+  bool per_channel;  // if true, ranges are always absmax
 };
 constexpr Kind kKinds[] = {
     {"int8", DType::s8, {}, {}, true},
@@ -32,8 +32,8 @@ const Kind& kind_of(const QuantizationKeys& k) {
       k.quantization);
 }
 
-/// The key of one kind of tensor and its value; default: the key for all.
-std::pair<std::string, std::string> said(const QuantizationKeys& k, const char* key, const std::string& value) {
+/// Key and value for one kind of tensor; the key for all kinds if it is empty.
+std::pair<std::string, std::string> named_value(const QuantizationKeys& k, const char* key, const std::string& value) {
   if (value.empty()) return {"quantization_calibration_method", k.quantization_calibration_method};
   return {key, value};
 }
@@ -42,9 +42,9 @@ std::pair<std::string, std::string> said(const QuantizationKeys& k, const char* 
 
 void QuantizationKeys::warn() const {
   if (!use_qwix_quantization && !quantization.empty())
-    log_warning("quantization has no effect: use_qwix_quantization is false");
+    log_warning("quantization is ignored: use_qwix_quantization is false");
   if (quantization_local_shard_count != -1)
-    log_warning("quantization_local_shard_count has no effect: ranges are those of whole tensors");
+    log_warning("quantization_local_shard_count is ignored: ranges are those of whole tensors");
   if (!use_qwix_quantization || !kind_of(*this).per_channel) return;
   for (const auto& [key, value] :
        {std::pair{"quantization_calibration_method", &quantization_calibration_method},
@@ -52,8 +52,7 @@ void QuantizationKeys::warn() const {
         std::pair{"act_quantization_calibration_method", &act_quantization_calibration_method},
         std::pair{"bwd_quantization_calibration_method", &bwd_quantization_calibration_method}})
     if (!value->empty() && *value != "absmax")
-      log_warning("{} has no effect: only quantization=fp8_full reads it, {} finds ranges by absmax", key,
-                  quantization);
+      log_warning("{} is ignored: only quantization=fp8_full reads it, {} finds ranges by absmax", key, quantization);
 }
 
 std::shared_ptr<const Quantization> make_quantization(const QuantizationKeys& k) {
@@ -67,7 +66,7 @@ std::shared_ptr<const Quantization> make_quantization(const QuantizationKeys& k)
   q->per_channel = kind.per_channel;
   if (!kind.per_channel) {
     auto parsed = [&](const char* key, const std::string& value) {
-      const auto [from, text] = said(k, key, value);
+      const auto [from, text] = named_value(k, key, value);
       return parse_calibration(from, text);
     };
     q->weight = parsed("weight_quantization_calibration_method", k.weight_quantization_calibration_method);

@@ -62,7 +62,7 @@ TEST_F(QuantizationTest, IntegersAreMultipliedIntoWideSums) {
   const std::string text = program(model(root(keys("int8"))));
   EXPECT_EQ(times(text, "(tensor<2x4x4x3xi8>, tensor<3x3xi8>) -> tensor<2x4x4x3xi32>"), 2U) << text;
   EXPECT_EQ(times(text, "(tensor<2x4x4x3xi8>, tensor<2x3x3x3xi8>) -> tensor<2x4x4x2xi32>"), 1U) << text;
-  EXPECT_EQ(table.params()[0].shape.dtype, DType::f32);  // weights are stored as they were
+  EXPECT_EQ(table.params()[0].shape.dtype, DType::f32);  // stored types are unchanged
 }
 
 TEST_F(QuantizationTest, FloatsAreMultipliedIntoWideSums) {
@@ -75,7 +75,7 @@ TEST_F(QuantizationTest, FloatsAreMultipliedIntoWideSums) {
 TEST_F(QuantizationTest, OnlyModulesThatThePathMatchesFully) {
   const std::string text = program(model(root(keys("int8", R"(blocks\.1\..*|conv)"))));
   EXPECT_EQ(times(text, "-> tensor<2x4x4x3xi32>"), 1U) << text;
-  EXPECT_EQ(times(text, "-> tensor<2x4x4x2xi32>"), 0U) << text;  // conv_out begins with what the path names
+  EXPECT_EQ(times(text, "-> tensor<2x4x4x2xi32>"), 0U) << text;  // conv_out only starts with a named path
 }
 
 TEST_F(QuantizationTest, GradientsAreThoseOfTheProductItself) {
@@ -83,7 +83,7 @@ TEST_F(QuantizationTest, GradientsAreThoseOfTheProductItself) {
   g.output("y", y);
   g.output("dx", grad(sum(cast(y, DType::f32)), {x})[0]);
   const std::string text = to_stablehlo(g);
-  EXPECT_EQ(times(text, "-> tensor<2x4x4x3xi32>"), 2U) << text;  // the forward pass, and nothing more, is of integers
+  EXPECT_EQ(times(text, "-> tensor<2x4x4x3xi32>"), 2U) << text;  // only the forward pass is in integers
   EXPECT_FALSE(contains(text, "f8")) << text;
 }
 
@@ -105,17 +105,17 @@ TEST_F(QuantizationTest, StackedBlocksAreQuantizedAllOrNotAtAll) {
   EXPECT_EQ(count(".*").all, 3);
   EXPECT_EQ(count("blocks.*").quantized, 2);
   EXPECT_EQ(count("conv_out").quantized, 1);
-  const std::string said = error_of([&] { count(R"(blocks\.0\..*)"); });
-  EXPECT_TRUE(contains(said, "matches 1 of the 2 blocks blocks.*.to_q")) << said;
-  EXPECT_TRUE(contains(said, "scan_layers")) << said;
+  const std::string message = error_of([&] { count(R"(blocks\.0\..*)"); });
+  EXPECT_TRUE(contains(message, "matches 1 of the 2 blocks blocks.*.to_q")) << message;
+  EXPECT_TRUE(contains(message, "scan_layers")) << message;
   EXPECT_TRUE(make_quantization(keys("int8", R"(blocks\.[01]\.to_q)"))->covers("blocks.*.to_q"));
 }
 
 TEST_F(QuantizationTest, APathThatMatchesNothingIsRefusedWithNames) {
   model(root(keys("int8")));
-  const std::string said = error_of([&] { count_quantized(*make_quantization(keys("int8", "block")), table); });
-  EXPECT_TRUE(contains(said, "qwix_module_path 'block' matches none of 3 layers")) << said;
-  EXPECT_TRUE(contains(said, "blocks.0.to_q")) << said;
+  const std::string message = error_of([&] { count_quantized(*make_quantization(keys("int8", "block")), table); });
+  EXPECT_TRUE(contains(message, "qwix_module_path 'block' matches none of 3 layers")) << message;
+  EXPECT_TRUE(contains(message, "blocks.0.to_q")) << message;
 }
 
 TEST(QuantizationKeys, WhatTheyCannotMeanIsRefused) {
@@ -124,7 +124,9 @@ TEST(QuantizationKeys, WhatTheyCannotMeanIsRefused) {
     change(k);
     return error_of([&] { make_quantization(k); });
   };
-  auto expect = [](const std::string& said, const std::string& part) { EXPECT_TRUE(contains(said, part)) << said; };
+  auto expect = [](const std::string& message, const std::string& part) {
+    EXPECT_TRUE(contains(message, part)) << message;
+  };
   expect(refused([](auto& k) { k.quantization = ""; }),
          "Quantization type is not set when use_qwix_quantization is enabled.");
   expect(refused([](auto& k) { k.quantization = "int4"; }),

@@ -14,10 +14,10 @@ namespace md::nn {
 namespace {
 
 struct Tables {
-  HostArray cosines, sines;  // f32 [places, size / 2]
+  HostArray cosines, sines;  // f32 [positions, size / 2]
 };
 
-/// Of the places first, first + 1, …
+/// Tables for positions first, first + 1, …
 Tables tables_of(int64_t first, int64_t places, int64_t size, double theta) {
   const int64_t half = size / 2;
   const Shape shape{DType::f32, {places, half}};
@@ -25,7 +25,8 @@ Tables tables_of(int64_t first, int64_t places, int64_t size, double theta) {
   auto cosines = t.cosines.mutable_view<float>(), sines = t.sines.mutable_view<float>();
   for (int64_t k = 0; k < places * half; ++k) {
     const double exponent = static_cast<double>(2 * (k % half)) / static_cast<double>(size);
-    const double angle = static_cast<double>(first + k / half) / std::pow(theta, exponent);
+    const int64_t place = first + k / half;
+    const double angle = static_cast<double>(place) / std::pow(theta, exponent);
     cosines[static_cast<size_t>(k)] = static_cast<float>(std::cos(angle));
     sines[static_cast<size_t>(k)] = static_cast<float>(std::sin(angle));
   }
@@ -39,7 +40,7 @@ Rotary grid_rotary(Graph& g, const Dims& grid, const Dims& sizes, double theta, 
   for (size_t i = 0; i < grid.size(); ++i) {
     const int64_t half = sizes.at(i) / 2;
     if (half == 0) continue;
-    Dims dims(grid.size() + 1, 1), all = grid;  // small tables, which the program spreads over the grid
+    Dims dims(grid.size() + 1, 1), all = grid;  // small tables, which the program broadcasts over the grid
     dims[i] = grid[i], dims.back() = half;
     all.push_back(half);
     const Tables t = tables_of(offsets.empty() ? 0 : offsets.at(i), grid[i], sizes[i], theta);
@@ -63,10 +64,10 @@ Rotary rotary_at(Tensor places, const Dims& limits, const Dims& sizes, double th
   for (size_t i = 0; i < sizes.size(); ++i) {
     if (sizes[i] == 0) continue;
     const auto axis = static_cast<int64_t>(i);
-    Tensor at = squeeze(slice_axis(places, 2, axis, axis + 1), 2);  // [B, S]
+    Tensor index = squeeze(slice_axis(places, 2, axis, axis + 1), 2);  // [B, S]
     const Tables t = tables_of(0, limits.at(i), sizes[i], theta);
-    cosines.push_back(take(constant(g, t.cosines), at));
-    sines.push_back(take(constant(g, t.sines), at));
+    cosines.push_back(take(constant(g, t.cosines), index));
+    sines.push_back(take(constant(g, t.sines), index));
   }
   return {expand_dims(concatenate(cosines, 2), 2), expand_dims(concatenate(sines, 2), 2)};
 }
@@ -74,7 +75,7 @@ Rotary rotary_at(Tensor places, const Dims& limits, const Dims& sizes, double th
 Tensor rotated(Tensor x, const Rotary& r, RotaryPairs pairs) {
   const Dims& d = x.dims();
   const bool halves = pairs == RotaryPairs::halves;
-  const int64_t axis = halves ? 3 : 4;  // of the members of a pair
+  const int64_t axis = halves ? 3 : 4;  // axis of the two members of a pair
   Tensor members =
       reshape(cast(x, DType::f32), halves ? Dims{d[0], d[1], d[2], 2, d[3] / 2} : Dims{d[0], d[1], d[2], d[3] / 2, 2});
   Tensor a = squeeze(slice_axis(members, axis, 0, 1), axis), b = squeeze(slice_axis(members, axis, 1, 2), axis);

@@ -30,16 +30,40 @@ Tensor Scope::stored(std::string_view name, Dims dims, LogicalAxes& axes, Init i
   return resolve(std::move(p));
 }
 
+std::vector<Tensor> Scope::stored_in_few_bits(const FewBits& as, const Weight& w) const {
+  const std::string path = (*this / w.name).path_;
+  std::vector<Tensor> all;
+  for (const FewBitsArray& array : few_bits_arrays(as.type, w.dims)) {
+    Param p;
+    p.path = path + array.suffix;
+    p.shape = array.shape;
+    LogicalAxes axes(array.shape.dims.size());
+    if (array.rows && !options_.replicated && !w.axes.empty()) {
+      axes[0] = w.axes[0];
+      if (all.empty()) axes = w.axes;
+    }
+    p.axes = axes;
+    p.init = w.init;
+    p.trainable = false;
+    p.model = model_;
+    p.few_bits = std::make_shared<const FewBitsPart>(FewBitsPart{as.type, all.size(), path, w.dims});
+    all.push_back(gather_weight(resolve(std::move(p)), axes));
+  }
+  return all;
+}
+
 Tensor Scope::param(std::string_view name, Dims dims, LogicalAxes axes, Init init) const {
   const Tensor value = stored(name, std::move(dims), axes, init);
   return gather_weight(value, axes);
 }
 
 Tensor Scope::product(const Weight& w, Tensor x, const Product& f) const {
+  if (!product_ && options_.few_bits && !options_.trainable && options_.few_bits->covers(path_, w.dims))
+    return few_bits_product(options_.few_bits->type, w.dims, x, stored_in_few_bits(*options_.few_bits, w), f);
   if (!product_) {
     LogicalAxes axes = w.axes;
     const Tensor value = stored(w.name, w.dims, axes, w.init);
-    const Tensor weight = cast(value, x.dtype());  // what is gathered is as narrow as what is computed with
+    const Tensor weight = cast(value, x.dtype());  // before gathering, to gather fewer bytes
     const auto& q = options_.quantization;
     return q && q->covers(path_) ? quantized_product(q, x, weight, axes, f) : f(x, gather_weight(weight, axes));
   }
@@ -53,12 +77,12 @@ Tensor Scope::resolve(Param p) const {
   Graph* root = graph_;
   while (root->parent()) root = root->parent();
   p.trainable = p.trainable && options_.trainable;
-  Param& made = table_->add(std::move(p));
-  // Made outside any checkpoint region: inputs are never computed again.
+  Param& param = table_->add(std::move(p));
+  // Created outside any checkpoint region, because inputs are never recomputed.
   const int region = root->set_remat_region(0);
-  made.value = root->input(made.input, made.shape, made.axes);
+  param.value = root->input(param.input, param.shape, param.axes);
   root->set_remat_region(region);
-  return made.value;
+  return param.value;
 }
 
 Scope Scope::with(const ScopeOptions& options) const {

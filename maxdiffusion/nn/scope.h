@@ -17,6 +17,7 @@
 namespace md {
 
 struct Quantization;  // nn/quantization.h
+struct Perturbation;  // nn/perturbation.h
 
 struct ScopeOptions {
   DType weights = DType::f32;      // storage of parameters (key weights_dtype)
@@ -26,12 +27,14 @@ struct ScopeOptions {
   int64_t flash_min_seq_length = 256;
   AttentionBlocks attention_blocks = {};
   std::string remat = "NONE";
-  RematNames remat_names = {};  // of remat CUSTOM
+  RematNames remat_names = {};  // for remat CUSTOM
   bool scan_layers = false;     // repeated blocks as one loop over stacked parameters
   bool trainable = true;
-  bool replicated = false;  // parameters are replicated, whatever their axes
+  bool replicated = false;  // replicate parameters, whatever their axes
   double dropout = 0;       // probability of dropout layers, in [0, 1); no dropout without with_random
-  std::shared_ptr<const Quantization> quantization = {};  // of products; null: none
+  std::shared_ptr<const Quantization> quantization = {};  // of layers' products; null: none
+  std::shared_ptr<const Perturbation> perturbation = {};  // of some rows of the batch; null: none
+  std::shared_ptr<const FewBits> few_bits = {};           // storage of matrices without gradients; null: `weights`
 };
 
 /// Arguments of Scope::param.
@@ -69,7 +72,7 @@ class Scope {
   const ScopeOptions& options() const { return options_; }
   DType dtype() const { return options_.activations; }
   Graph& graph() const { return *graph_; }
-  /// Nodes made while the result lives carry this scope's path.
+  /// Nodes created during the result's lifetime have this scope's path.
   PathScope path_scope() const { return PathScope(*graph_, path_); }
 
   Scope with(const ScopeOptions& options) const;
@@ -83,14 +86,16 @@ class Scope {
   /// Computes product(); variations override it. `before` is the scope at the layer's path without this source.
   using ProductSource = std::function<Tensor(const Scope& before, const Weight& w, Tensor x, const Product& f)>;
   Scope with_product(ProductSource source) const;
-  /// With random numbers for dropout layers, derived by their paths. Not used for sampling and evaluation.
+  /// With random numbers for dropout layers, derived from their paths. Not used for sampling and evaluation.
   Scope with_random(Rng rng) const;
   const std::optional<Rng>& random() const { return random_; }
   /// This scope for the body of a loop: path_scope() then names nodes of `body`.
   Scope in_graph(Graph& body) const;
 
  private:
-  /// A stored parameter, sharded by `axes`, which become those of its record.
+  /// The arrays of a quantized matrix, gathered.
+  std::vector<Tensor> stored_in_few_bits(const FewBits& as, const Weight& w) const;
+  /// A stored parameter, sharded by `axes`; changes `axes` to those of its record.
   Tensor stored(std::string_view name, Dims dims, LogicalAxes& axes, Init init) const;
 
   Graph* graph_;

@@ -74,9 +74,9 @@ TEST_F(ScopeTest, ASourceCanAddParametersToAnotherOnes) {
 TEST_F(ScopeTest, VariationsOfProductsNest) {
   auto adds = [](const char* name) {
     return [name](const Scope& before, const Weight& w, Tensor x, const Product& f) {
-      Weight own = w;
-      own.name = name;
-      Tensor y = f(x, before.param(own.name, own.dims, own.axes, own.init));
+      Weight weight = w;
+      weight.name = name;
+      Tensor y = f(x, before.param(weight.name, weight.dims, weight.axes, weight.init));
       return before.product(w, x, f) + y;
     };
   };

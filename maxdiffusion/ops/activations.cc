@@ -18,7 +18,7 @@ namespace {
 
 bool kernel_takes(Tensor x) { return x.rank() > 0 && kernels_support({x}); }
 
-/// x, or its gated half, by the kernel.
+/// gelu of x, or gated_gelu if `gated`, by the CPU kernel.
 Tensor call_gelu(Tensor x, const char* by, bool gated) {
   const std::string attributes = fmt::format("by = {}, gated = {}", mlir_string(by), gated);
   auto forward = [gated, attributes](const std::vector<Tensor>& in) {

@@ -1,9 +1,9 @@
-// Layout of composed operations: logits are made from [B, H, L, D], batch axes leading, after an explicit transpose. On
-// XLA's CPU (two busy cores, processor time of forward and backward, ms, f32) against dots with batch axes {0, 2} in
-// place: 1.4 for 1.6 at B=16 H=4 L=64 D=32, 41 for 46 at L=256, 117 for 115 at B=2 H=4 L=1024 D=64. Dividing by the sum
-// after the product with v instead of before saves a pass over the logits and a third of the memory (71 MB for 103 MB
-// at L=1024). Head by head ("flash") the logits stay in the cache: 97 ms and 22 MB at L=1024, 30 ms for 41 ms at L=256,
-// but 2.4 ms for 1.4 ms at L=64.
+// Layout of the composed operations: logits are computed from [B, H, L, D] with leading batch axes, after an explicit
+// transpose. Measured on XLA's CPU (two busy cores, processor time of forward and backward, ms, f32), compared with
+// dots whose batch axes {0, 2} stay in place: 1.4 and 1.6 at B=16 H=4 L=64 D=32, 41 and 46 at L=256, 117 and 115 at B=2
+// H=4 L=1024 D=64. Dividing by the sum after the product with v instead of before saves a pass over the logits and a
+// third of the memory (71 and 103 MB at L=1024). Head by head ("flash") the logits stay in the cache: 97 ms and 22 MB
+// at L=1024, 30 instead of 41 ms at L=256, but 2.4 instead of 1.4 ms at L=64.
 #include "maxdiffusion/ops/attention.h"
 
 #include <algorithm>
@@ -15,6 +15,7 @@
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/attention_mesh.h"
 #include "maxdiffusion/ops/attention_parts.h"
+#include "maxdiffusion/ops/attention_tiles.h"
 #include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/custom_vjp.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -29,7 +30,7 @@ namespace {
 // The values of the key `attention`.
 struct KernelName {
   const char* name;
-  bool flash;  // keep no logits
+  bool flash;  // stores no logits
   ContextParallelism parallelism = ContextParallelism::automatic;
 };
 constexpr KernelName kNames[] = {
@@ -38,7 +39,7 @@ constexpr KernelName kNames[] = {
     {"ring", true, ContextParallelism::ring},
     {"ulysses", true, ContextParallelism::ulysses},
     {"ulysses_ring", true, ContextParallelism::ulysses_or_ring},
-    // The reference's names for other programs of the same exact attention.
+    // MaxDiffusion's names for other implementations of the same exact attention.
     {"tokamax_flash", true},
     {"cudnn_flash_te", true},
     {"tokamax_ring", true, ContextParallelism::ring},
@@ -59,7 +60,7 @@ const KernelName& kernel_named(const std::string& name) {
   fail(Code::invalid_config, "attention is '{}'; expected one of: {}", name, nearest_first(name, known));
 }
 
-// Blocks on chips that MaxDiffusion's documents name sizes for, where a run names none.
+// Default block sizes, for chips whose sizes MaxDiffusion's documentation gives.
 struct ChipBlocks {
   std::string_view kind;
   AttentionBlocks blocks;
@@ -69,7 +70,7 @@ constexpr AttentionBlocks kTrillium{3024, 2048, 3024, 2048, 1024, 1024, 3024, 20
 constexpr ChipBlocks kChipBlocks[] = {{"TPU v6 lite", kTrillium},
                                       {"TPU v6e", kTrillium},
                                       {"TPU v5p", kV5p},
-                                      {"TPU v5", kV5p}};  // which is v5p's own name
+                                      {"TPU v5", kV5p}};  // the name that v5p reports
 
 AttentionBlocks blocks_of_chip(const std::string& kind) {
   for (const ChipBlocks& chip : kChipBlocks)
@@ -77,63 +78,87 @@ AttentionBlocks blocks_of_chip(const std::string& kind) {
   return {};
 }
 
-// Logits of a CPU without kernels of ours (another plugin, float16) are stored up to this: more comes in blocks,
-// whatever is requested, since the memory of a CPU's devices is the machine's.
+// Largest size in bytes of stored logits on CPUs without this project's kernels (another plugin, float16). Larger ones
+// are computed in blocks, whatever is requested, because all CPU devices share the machine's memory.
 constexpr int64_t kMostLogitsOnCpu = int64_t{256} << 20;
 
 struct AttentionCall {
   Tensor q, k, v;
   const AttentionOptions& options;
   const KernelName& requested;
+  Tensor key_bias;  // [B, Lk]: options.bias if it only depends on the key
 
   bool is_long() const { return std::min(q.dim(1), k.dim(1)) >= options.flash_min_seq_length; }
   bool stores_too_much() const {
     return q.graph().options().platform == Platform::cpu &&
            q.dim(0) * q.dim(2) * q.dim(1) * k.dim(1) > kMostLogitsOnCpu / 4;
   }
-  LocalAttention how(bool in_blocks) const {
+  LocalAttention local_options(bool in_blocks) const {
     return {.scale = options.scale,
             .precision = options.precision,
             .in_blocks = in_blocks,
             .blocks = options.blocks,
             .causal = options.causal,
-            .lengths = options.lengths};
+            .lengths = options.lengths,
+            .key_bias = in_blocks ? key_bias : Tensor(),
+            .query_segments = options.query_segments,
+            .key_segments = options.key_segments};
   }
 };
+
+/// The bias as f32 [B, Lk] if it is equal for all queries and heads; else absent.
+Tensor bias_of_keys(Tensor bias, int64_t batch, int64_t keys) {
+  if (!bias || bias.dim(-1) != keys) return {};
+  const int64_t samples = bias.rank() == 4 ? bias.dim(0) : 1;
+  if (bias.shape().elements() != samples * keys) return {};
+  return broadcast_to(cast(reshape(bias, {samples, keys}), DType::f32), {batch, keys});
+}
+
 using AttentionRow = KernelRow<AttentionCall, Tensor>;
 
 const char* mesh_refuses(const AttentionCall& c) { return mesh_attention_refuses(c.q, c.options); }
 
 const char* cpu_kernel_refuses(const AttentionCall& c) {
   if (c.options.bias) return "there is a bias";
+  if (c.options.key_segments) return "there are segments";
   return kernels_support({c.q, c.k, c.v}) ? nullptr : kNotForCpuKernels;
 }
 
 const char* flash_refuses(const AttentionCall& c) {
   if (!c.requested.flash && !c.stores_too_much()) return "it is not requested";
-  if (c.options.bias) return "there is a bias";
+  if (c.options.bias && !c.key_bias) return "there is a bias";
+  if ((c.key_bias || c.options.key_segments) && tile_attention_refuses(c.q, c.k, c.v, c.local_options(true)))
+    return c.key_bias ? "there is a bias" : "there are segments";
   if (!c.q.graph().options().one_device()) return "the model sets no logical axes of attention";
   return c.is_long() ? nullptr : "a length is below flash_min_seq_length";
 }
 
 Tensor with_its_gradient(const AttentionCall& c, bool in_blocks) {
+  // Optional inputs follow q, k and v.
+  static constexpr Tensor LocalAttention::*kMore[] = {&LocalAttention::key_bias, &LocalAttention::lengths,
+                                                      &LocalAttention::query_segments, &LocalAttention::key_segments};
+  const LocalAttention options = c.local_options(in_blocks);
   std::vector<Tensor> in = {c.q, c.k, c.v};
-  if (c.options.lengths) in.push_back(c.options.lengths);
-  const auto with_lengths = [how = c.how(in_blocks)](const std::vector<Tensor>& x) {
-    LocalAttention local = how;
-    if (local.lengths) local.lengths = x[3];
+  for (const auto member : kMore)
+    if (options.*member) in.push_back(options.*member);
+  const auto with = [options](const std::vector<Tensor>& x) {
+    LocalAttention local = options;
+    size_t next = 3;
+    for (const auto member : kMore)
+      if (local.*member) local.*member = x[next++];
     return local;
   };
   return custom_vjp(
       in,
-      [with_lengths](const std::vector<Tensor>& x) {
-        const AttentionResult r = local_attention(x[0], x[1], x[2], with_lengths(x));
+      [with](const std::vector<Tensor>& x) {
+        const AttentionResult r = local_attention(x[0], x[1], x[2], with(x));
         return std::vector<Tensor>{cast(r.y, x[0].dtype()), r.lse};
       },
-      [with_lengths](const std::vector<Tensor>& x, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
-        const AttentionGradient g = local_attention_gradient(x[0], x[1], x[2], out[0], out[1], dys[0], with_lengths(x));
+      [with](const std::vector<Tensor>& x, const std::vector<Tensor>& out, const Grads& dys) -> Grads {
+        const AttentionGradient g = local_attention_gradient(x[0], x[1], x[2], out[0], out[1], dys[0], with(x));
         const DType type = x[0].dtype();
         Grads grads = {cast(g.q, type), cast(g.k, type), cast(g.v, type)};
+        if (g.key_bias) grads.push_back(g.key_bias);
         grads.resize(x.size());
         return grads;
       })[0];
@@ -141,19 +166,13 @@ Tensor with_its_gradient(const AttentionCall& c, bool in_blocks) {
 
 Tensor flash(const AttentionCall& c) { return with_its_gradient(c, true); }
 
-/// With a bias: by autodiff, which has a gradient of the bias and stores the logits.
+/// With a bias, autodiff computes the gradient, including the bias's, and stores the logits.
 Tensor dot_product(const AttentionCall& c) {
   if (!c.options.bias) return with_its_gradient(c, false);
-  LocalAttention how = c.how(false);
-  how.bias = c.options.bias;
-  while (how.bias.rank() < 4) how.bias = expand_dims(how.bias, 0);
-  return cast(local_attention(c.q, c.k, c.v, how).y, c.q.dtype());
-}
-
-/// Each head `times` times, one after the other: [B, L, H, D] → [B, L, times · H, D].
-Tensor repeated_heads(Tensor x, int64_t times) {
-  const Dims& d = x.dims();
-  return reshape(broadcast_to(expand_dims(x, 3), {d[0], d[1], d[2], times, d[3]}), {d[0], d[1], d[2] * times, d[3]});
+  LocalAttention options = c.local_options(false);
+  options.bias = c.options.bias;
+  while (options.bias.rank() < 4) options.bias = expand_dims(options.bias, 0);
+  return cast(local_attention(c.q, c.k, c.v, options).y, c.q.dtype());
 }
 
 constexpr AttentionRow kKernels[] = {
@@ -162,7 +181,7 @@ constexpr AttentionRow kKernels[] = {
        return mesh_attention(c.q, c.k, c.v, c.options, c.requested.parallelism, c.requested.flash && c.is_long());
      }},
     {kAttentionKernel, cpu_kernel_refuses,
-     [](const AttentionCall& c) { return local_attention(c.q, c.k, c.v, c.how(true)).y; }},
+     [](const AttentionCall& c) { return local_attention(c.q, c.k, c.v, c.local_options(true)).y; }},
     {"flash", flash_refuses, flash},
     {"dot_product", never, dot_product},
 };
@@ -173,21 +192,25 @@ void check_attention_kernel(const std::string& name) { kernel_named(name); }
 
 Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
   const KernelName& requested = kernel_named(options.kernel);
-  check(q.rank() == 4 && k.rank() == 4 && k.shape() == v.shape() && q.dim(0) == k.dim(0) &&
-            (q.dim(2) == k.dim(2) || (k.dim(2) > 0 && q.dim(2) % k.dim(2) == 0)) && q.dim(3) == k.dim(3) &&
-            q.dtype() == k.dtype(),
+  check(q.rank() == 4 && k.rank() == 4 && k.shape() == v.shape() && q.dim(0) == k.dim(0) && k.dim(2) > 0 &&
+            q.dim(2) % k.dim(2) == 0 && q.dim(3) == k.dim(3) && q.dtype() == k.dtype(),
         Code::invalid_graph, "attention: q {}, k {}, v {} are not [B, Lq, H, D] and [B, Lk, H / G, D]",
         to_string(q.shape()), to_string(k.shape()), to_string(v.shape()));
   check(!options.lengths || options.lengths.shape() == Shape{DType::s32, {q.dim(0)}}, Code::invalid_graph,
         "attention: lengths are {}, expected s32 [{}]", options.lengths ? to_string(options.lengths.shape()) : "",
         q.dim(0));
-  if (q.dim(2) != k.dim(2)) {
-    const int64_t group = q.dim(2) / k.dim(2);
-    k = repeated_heads(k, group), v = repeated_heads(v, group);
-  }
+  const auto segments_of = [&](Tensor s, Tensor x) {
+    return s && s.shape() == Shape{DType::s32, {x.dim(0), x.dim(1)}};
+  };
+  check((!options.query_segments && !options.key_segments) ||
+            (segments_of(options.query_segments, q) && segments_of(options.key_segments, k)),
+        Code::invalid_graph, "attention: segments are not s32 [{}, {}] and [{}, {}]", q.dim(0), q.dim(1), k.dim(0),
+        k.dim(1));
   if (options.blocks == AttentionBlocks()) options.blocks = blocks_of_chip(q.graph().options().device_kind);
   if (options.scale == 0) options.scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
-  const AttentionCall call{q, k, v, options, requested};
+  AttentionCall call{q, k, v, options, requested, {}};
+  if (q.graph().options().platform == Platform::tpu && requested.flash && call.is_long())
+    call.key_bias = bias_of_keys(options.bias, q.dim(0), k.dim(1));
   const AttentionRow& row = kernel_for(kKernels, call);
   if (requested.flash && &row == std::end(kKernels) - 1)
     log_info_once("attention={}: {} is used where {}", options.kernel, row.name, flash_refuses(call));

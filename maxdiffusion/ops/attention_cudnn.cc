@@ -16,7 +16,7 @@ struct CudnnOptions {
   bool causal;
 };
 
-/// Messages of protocol buffers have 64-bit integers as text.
+/// 64-bit integers in the JSON form of protocol buffers are texts.
 Json numbers(const Axes& values) {
   Json list = Json::array();
   for (int64_t v : values) list.push_back(std::to_string(v));
@@ -30,7 +30,7 @@ Json product(int64_t left, int64_t right, const Axes& left_batch, const Axes& ri
           {"rhs_batch_dimensions", numbers(right_batch)}};
 }
 
-/// The products of q, k, v, y [B, L, H, D] and the logits [B, H, Lq, Lk] that the call computes.
+/// Dimension numbers of the products of q, k, v, y [B, L, H, D] and the logits [B, H, Lq, Lk] in a call.
 Json products(bool backward) {
   const Axes outside = {0, 2}, logits = {0, 1};
   if (!backward)
@@ -42,7 +42,7 @@ Json products(bool backward) {
           {"bmm2_grad_gemm2_dot_dimension_numbers", product(3, 3, outside, outside)}};
 }
 
-/// A GpuBackendConfig.
+/// The JSON text of a GpuBackendConfig.
 std::string config(const Shape& q, const Shape& k, const CudnnOptions& o, bool backward) {
   const Json logits = {{"element_type", q.dtype == DType::bf16 ? "BF16" : "F16"},
                        {"dimensions", numbers({q.dim(0), q.dim(2), q.dim(1), k.dim(1)})},
@@ -67,8 +67,8 @@ std::string config(const Shape& q, const Shape& k, const CudnnOptions& o, bool b
       .dump();
 }
 
-/// The first `attended` results are [B, L, H, D]; the call returns them as [B, H, L, D], with memory layout [B, L, H,
-/// D].
+/// Prints the call. The first `attended` results are [B, L, H, D]; the call returns them as [B, H, L, D] with the
+/// memory layout of [B, L, H, D].
 void emit(EmitCtx& c, const char* target, size_t attended, bool backward) {
   const auto& o = c.attrs<CudnnOptions>();
   std::vector<Value> in;
@@ -93,7 +93,7 @@ void emit(EmitCtx& c, const char* target, size_t attended, bool backward) {
   }
 }
 
-/// in: q, k, v, lse, dy, y.
+/// Inputs: q, k, v, lse, dy, y.
 constexpr OpDef kCudnnAttentionGrad = {
     .name = "cudnn_attention_grad",
     .infer = [](const InferCtx& c) { return std::vector<Shape>(c.in.begin(), c.in.begin() + 3); },
@@ -101,7 +101,7 @@ constexpr OpDef kCudnnAttentionGrad = {
     .flops = [](const Node& n) { return attention_flops(n, 4); },
 };
 
-/// in: q, k, v; out: y, and the logarithms of the sums of exponentials. Its gradient is its caller's.
+/// Inputs: q, k, v; outputs: y, and the logarithms of the sums of exponentials. The caller defines the gradient.
 constexpr OpDef kCudnnAttention = {
     .name = "cudnn_attention",
     .infer =
@@ -115,14 +115,15 @@ constexpr OpDef kCudnnAttention = {
 
 }  // namespace
 
-const char* cudnn_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
+const char* cudnn_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& options) {
   const GraphOptions& o = q.graph().options();
   if (!o.cudnn_attention) return "the device is not an NVIDIA GPU from Ampere on";
   if (!o.one_device()) return "the call is not inside a manual computation";
-  if (!how.in_blocks) return "all logits are requested";
-  if (how.bias) return "there is a bias";
-  if (how.first_query || how.first_key || how.keys >= 0) return "keys are masked by positions on the mesh";
-  if (how.lengths) return "samples have keys of different lengths";
+  if (!options.in_blocks) return "all logits are requested";
+  if (options.bias || options.key_bias) return "there is a bias";
+  if (options.key_segments) return "there are segments";
+  if (options.first_query || options.first_key || options.keys >= 0) return "keys are masked by positions on the mesh";
+  if (options.lengths) return "samples have keys of different lengths";
   if (q.dtype() != DType::bf16 && q.dtype() != DType::f16) return "cuDNN supports bf16 and f16";
   if (k.dtype() != q.dtype() || v.dtype() != q.dtype()) return "cuDNN supports one type";
   if (q.dim(3) > 128) return "cuDNN supports heads of at most 128 values";
@@ -130,16 +131,16 @@ const char* cudnn_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAtt
   return nullptr;
 }
 
-AttentionResult cudnn_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
-  const auto out = apply_multi(kCudnnAttention, {q, k, v}, CudnnOptions{how.scale, how.causal});
+AttentionResult cudnn_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& options) {
+  const auto out = apply_multi(kCudnnAttention, {q, k, v}, CudnnOptions{options.scale, options.causal});
   return {out[0], out[1]};
 }
 
 AttentionGradient cudnn_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
-                                           const LocalAttention& how) {
+                                           const LocalAttention& options) {
   const DType type = q.dtype();
   const auto out = apply_multi(kCudnnAttentionGrad, {q, k, v, lse, cast(dy, type), cast(y, type)},
-                               CudnnOptions{how.scale, how.causal});
+                               CudnnOptions{options.scale, options.causal});
   return {out[0], out[1], out[2]};
 }
 

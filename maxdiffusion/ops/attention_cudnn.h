@@ -12,11 +12,11 @@ inline constexpr const char* kCudnnAttentionCall = "__cudnn$fmhaSoftmax";
 inline constexpr const char* kCudnnAttentionGradCall = "__cudnn$fmhaSoftmaxBackward";
 
 /// Why cuDNN does not support these arrays; null if it does.
-const char* cudnn_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
+const char* cudnn_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& options);
 
-/// As local_attention() and local_attention_gradient(); all in the type of q, lse in f32.
-AttentionResult cudnn_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
+/// Like local_attention() and local_attention_gradient(); all in the type of q, lse in f32.
+AttentionResult cudnn_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& options);
 AttentionGradient cudnn_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
-                                           const LocalAttention& how);
+                                           const LocalAttention& options);
 
 }  // namespace md

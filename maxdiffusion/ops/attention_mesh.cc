@@ -22,7 +22,7 @@ Tensor cut(Tensor x, int64_t axis, int64_t length) {
   return x.dim(axis) == length ? x : slice_axis(x, axis, 0, length);
 }
 
-/// Over several axes, major first, as one.
+/// Gathers along several mesh axes, major first, as along one.
 Tensor gather_over(Tensor x, const AxisNames& axes, int64_t dim) {
   for (size_t i = axes.size(); i-- > 0;) x = all_gather(x, axes[i], dim);
   return x;
@@ -52,17 +52,17 @@ enum class Method { local, gather, ring, ulysses };
 /// Sharding of one call. Batch, heads and queries are sharded; so are keys, unless replicated.
 struct Plan {
   DimAxes q, kv, lse;
-  AxisNames all, sequence;  // mesh axes; those that split the queries
+  AxisNames all, sequence;  // all mesh axes; those that shard the queries
   Method method = Method::local;
-  int64_t parts = 1, lq = 0, lk = 0;  // of the sequence; true lengths
+  int64_t parts = 1, lq = 0, lk = 0;  // shards of the sequence; unpadded lengths
   int64_t padded_q = 0, padded_k = 0;
-  LocalAttention how;
+  LocalAttention options;
 };
 
 Method method_for(const Plan& p, ContextParallelism parallelism, int64_t heads, int64_t heads_here) {
   if (p.parts == 1 || p.lq != p.lk) return Method::local;
   const bool heads_divide = heads_here % p.parts == 0;
-  // Over n devices, of L keys in all, gathering brings (n − 1) / n · 2 L to each and exchanging (n − 1) / n · 4 L / n.
+  // With n devices and L keys, gathering sends (n − 1) / n · 2 L to each device, all-to-all (n − 1) / n · 4 L / n.
   if (parallelism == ContextParallelism::automatic)
     return p.sequence.size() == 1 && p.parts > 2 && heads_divide ? Method::ulysses : Method::gather;
   if (p.sequence.size() > 1) {
@@ -85,7 +85,7 @@ Plan plan_for(Tensor q, Tensor k, const AttentionOptions& o, ContextParallelism 
   Plan p;
   for (const auto& [name, size] : g.mesh_axes)
     if (size > 1) p.all.push_back(name);
-  // Sizes that everything divides show what the rules want.
+  // Resolves the rules for padded sizes, which every mesh axis divides.
   p.q = g.resolve({o.axes.batch, o.axes.length, o.axes.heads, ""},
                   {q.dim(0), round_up(q.dim(1), devices), round_up(heads, devices), q.dim(3)});
   p.q.resize(4);
@@ -107,17 +107,18 @@ Plan plan_for(Tensor q, Tensor k, const AttentionOptions& o, ContextParallelism 
     p.lse[1].insert(p.lse[1].end(), p.sequence.begin(), p.sequence.end());
     p.lse[2].clear();
   }
-  p.how = {.scale = o.scale, .precision = o.precision, .in_blocks = in_blocks, .blocks = o.blocks, .causal = o.causal};
+  p.options = {
+      .scale = o.scale, .precision = o.precision, .in_blocks = in_blocks, .blocks = o.blocks, .causal = o.causal};
   return p;
 }
 
-/// What a device's queries see of keys [first, first + …) of all.
-LocalAttention seen(const Plan& p, Graph& g, Tensor first_key) {
-  LocalAttention how = p.how;
-  const int64_t queries = p.padded_q / p.parts;  // of a device
-  if (how.causal && p.parts > 1) how.first_query = index_over(g, p.sequence) * static_cast<double>(queries);
-  how.first_key = first_key;
-  return how;
+/// Options of one device's queries for the keys from `first_key` on.
+LocalAttention local_options(const Plan& p, Graph& g, Tensor first_key) {
+  LocalAttention options = p.options;
+  const int64_t queries = p.padded_q / p.parts;  // per device
+  if (options.causal && p.parts > 1) options.first_query = index_over(g, p.sequence) * static_cast<double>(queries);
+  options.first_key = first_key;
+  return options;
 }
 
 // ---- all keys on every device
@@ -127,11 +128,12 @@ Tensor all_keys(const Plan& p, Tensor x) {
 }
 
 AttentionResult gathered(const Plan& p, Tensor q, Tensor k, Tensor v) {
-  return local_attention(q, all_keys(p, k), all_keys(p, v), seen(p, q.graph(), {}));
+  return local_attention(q, all_keys(p, k), all_keys(p, v), local_options(p, q.graph(), {}));
 }
 
 AttentionGradient gathered_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy) {
-  AttentionGradient g = local_attention_gradient(q, all_keys(p, k), all_keys(p, v), y, lse, dy, seen(p, q.graph(), {}));
+  AttentionGradient g =
+      local_attention_gradient(q, all_keys(p, k), all_keys(p, v), y, lse, dy, local_options(p, q.graph(), {}));
   for (Tensor* d : {&g.k, &g.v})
     *d = p.method == Method::gather ? scatter_sum_over(pad_end(*d, 1, p.padded_k), p.sequence, 1)
                                     : all_reduce_sum(*d, p.sequence);
@@ -140,34 +142,34 @@ AttentionGradient gathered_gradient(const Plan& p, Tensor q, Tensor k, Tensor v,
 
 // ---- keys in a ring
 
-/// Keys that moved by `hop` devices, with their positions if needed.
+/// Keys that were passed on by `hop` devices, with their positions if needed.
 LocalAttention seen_on_hop(const Plan& p, Tensor hop) {
   const bool pads = p.padded_k != p.lk;
-  if (!p.how.causal && !pads && !p.how.lengths) return p.how;
+  if (!p.options.causal && !pads && !p.options.lengths) return p.options;
   Graph& g = hop.graph();
   const auto n = static_cast<double>(p.parts);
   Tensor from = rem(index_over(g, p.sequence) - hop + n, scalar_like(hop, n));
-  const int64_t keys = p.padded_k / p.parts;  // of a device
-  if (!p.how.causal && p.how.lengths) {       // lengths of the part say it all, and every way to attend reads them
-    LocalAttention of_part = p.how;
-    Tensor lengths = p.how.lengths;
+  const int64_t keys = p.padded_k / p.parts;     // per device
+  if (!p.options.causal && p.options.lengths) {  // every implementation supports lengths
+    LocalAttention of_part = p.options;
+    Tensor lengths = p.options.lengths;
     if (pads) lengths = minimum(lengths, scalar_like(lengths, static_cast<double>(p.lk)));
     of_part.lengths = lengths - broadcast_to(from * static_cast<double>(keys), lengths.dims());
     return of_part;
   }
-  LocalAttention how = seen(p, g, from * static_cast<double>(keys));
-  if (pads) how.keys = p.lk;
-  return how;
+  LocalAttention options = local_options(p, g, from * static_cast<double>(keys));
+  if (pads) options.keys = p.lk;
+  return options;
 }
 
 /// [B, H, L] → [B, L, H, 1].
 Tensor as_column(Tensor rows) { return expand_dims(transpose(rows, {0, 2, 1}), -1); }
 
-/// Plan of a device that has these arguments; those of padded keys end with their lengths.
+/// The plan with the lengths among a device's inputs; padding of keys is expressed as lengths too.
 Plan with_lengths(const Plan& p, const std::vector<Tensor>& in, size_t others) {
-  Plan own = p;
-  if (in.size() > others) own.how.lengths = in[others];
-  return own;
+  Plan with_lengths_input = p;
+  if (in.size() > others) with_lengths_input.options.lengths = in[others];
+  return with_lengths_input;
 }
 
 Tensor passed_on(const Plan& p, Tensor x) { return collective_permute(x, p.sequence[0], 1); }
@@ -191,9 +193,10 @@ AttentionGradient ring_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Ten
   Tensor none = full(q.graph(), 0, {type, q.dims()}), no_keys = full(q.graph(), 0, {type, k.dims()});
   const auto out = scan(p.parts, {k, v, no_keys, no_keys, none}, [&](ScanStep& step, const std::vector<Tensor>& c) {
                      Tensor next_k = passed_on(p, c[0]), next_v = passed_on(p, c[1]);
-                     auto here = [&](Tensor x) { return step.body().capture(x); };
-                     const AttentionGradient part = local_attention_gradient(here(q), c[0], c[1], here(y), here(lse),
-                                                                             here(dy), seen_on_hop(p, step.index()));
+                     auto captured = [&](Tensor x) { return step.body().capture(x); };
+                     const AttentionGradient part =
+                         local_attention_gradient(captured(q), c[0], c[1], captured(y), captured(lse), captured(dy),
+                                                  seen_on_hop(p, step.index()));
                      return ScanResult{{next_k, next_v, passed_on(p, c[2] + cast(part.k, type)),
                                         passed_on(p, c[3] + cast(part.v, type)), c[4] + cast(part.q, type)},
                                        {}};
@@ -203,7 +206,7 @@ AttentionGradient ring_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Ten
 
 // ---- Ulysses
 
-/// [B, L/n, H, D] → [B, L, H/n, D], cut to the true length.
+/// [B, L/n, H, D] → [B, L, H/n, D], without padding.
 Tensor whole_sequence(const Plan& p, Tensor x, int64_t length) {
   return cut(all_to_all(x, p.sequence[0], 2, 1), 1, length);
 }
@@ -213,14 +216,14 @@ Tensor whole_heads(const Plan& p, Tensor x, int64_t padded_length) {
 
 AttentionResult ulysses_attention(const Plan& p, Tensor q, Tensor k, Tensor v) {
   AttentionResult r =
-      local_attention(whole_sequence(p, q, p.lq), whole_sequence(p, k, p.lk), whole_sequence(p, v, p.lk), p.how);
+      local_attention(whole_sequence(p, q, p.lq), whole_sequence(p, k, p.lk), whole_sequence(p, v, p.lk), p.options);
   return {whole_heads(p, cast(r.y, q.dtype()), p.padded_q), r.lse};
 }
 
 AttentionGradient ulysses_gradient(const Plan& p, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy) {
-  auto here = [&](Tensor x, int64_t length) { return whole_sequence(p, x, length); };
-  const AttentionGradient g =
-      local_attention_gradient(here(q, p.lq), here(k, p.lk), here(v, p.lk), here(y, p.lq), lse, here(dy, p.lq), p.how);
+  auto whole = [&](Tensor x, int64_t length) { return whole_sequence(p, x, length); };
+  const AttentionGradient g = local_attention_gradient(whole(q, p.lq), whole(k, p.lk), whole(v, p.lk), whole(y, p.lq),
+                                                       lse, whole(dy, p.lq), p.options);
   auto back = [&](Tensor x, int64_t length) { return whole_heads(p, cast(x, q.dtype()), length); };
   return {back(g.q, p.padded_q), back(g.k, p.padded_k), back(g.v, p.padded_k)};
 }
@@ -231,21 +234,29 @@ const char* mesh_attention_refuses(Tensor q, const AttentionOptions& options) {
   const GraphOptions& g = q.graph().options();
   if (g.one_device()) return "there is one device";
   if (!g.resolve || options.axes.batch.empty()) return "the model sets no logical axes of attention";
+  if (options.key_segments) return "there are segments";
   return options.bias ? "there is a bias" : nullptr;
 }
 
 Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& options, ContextParallelism parallelism,
                       bool in_blocks) {
   const Plan p = plan_for(q, k, options, parallelism, in_blocks);
+  // Grouped heads are not repeated if each device has whole groups.
+  const int64_t shares =
+      devices_along(q.graph().options(), p.q[2]) * (p.method == Method::ulysses ? p.parts : int64_t{1});
+  if (k.dim(2) % shares != 0) {
+    const int64_t group = q.dim(2) / k.dim(2);
+    k = repeated_heads(k, group), v = repeated_heads(v, group);
+  }
   const DType type = q.dtype();
   auto forward = [p, type](const std::vector<Tensor>& in) {
     std::vector<DimAxes> axes = {p.q, p.kv, p.kv};
     if (in.size() > axes.size()) axes.push_back({p.q[0]});
     return manual_computation(in, axes, {p.q, p.lse}, p.all, [&](const std::vector<Tensor>& x) {
-      const Plan own = with_lengths(p, x, 3);
-      const AttentionResult r = p.method == Method::ring      ? ring(own, x[0], x[1], x[2])
-                                : p.method == Method::ulysses ? ulysses_attention(own, x[0], x[1], x[2])
-                                                              : gathered(own, x[0], x[1], x[2]);
+      const Plan plan = with_lengths(p, x, 3);
+      const AttentionResult r = p.method == Method::ring      ? ring(plan, x[0], x[1], x[2])
+                                : p.method == Method::ulysses ? ulysses_attention(plan, x[0], x[1], x[2])
+                                                              : gathered(plan, x[0], x[1], x[2]);
       return std::vector<Tensor>{cast(r.y, type), r.lse};
     });
   };
@@ -254,11 +265,11 @@ Tensor mesh_attention(Tensor q, Tensor k, Tensor v, const AttentionOptions& opti
     std::vector<DimAxes> axes = {p.q, p.kv, p.kv, p.q, p.lse, p.q};
     if (in.size() > 3) read.push_back(in[3]), axes.push_back({p.q[0]});
     Grads grads = manual_computation(read, axes, {p.q, p.kv, p.kv}, p.all, [&](const std::vector<Tensor>& x) {
-      const Plan own = with_lengths(p, x, 6);
-      const AttentionGradient g = p.method == Method::ring ? ring_gradient(own, x[0], x[1], x[2], x[3], x[4], x[5])
+      const Plan plan = with_lengths(p, x, 6);
+      const AttentionGradient g = p.method == Method::ring ? ring_gradient(plan, x[0], x[1], x[2], x[3], x[4], x[5])
                                   : p.method == Method::ulysses
-                                      ? ulysses_gradient(own, x[0], x[1], x[2], x[3], x[4], x[5])
-                                      : gathered_gradient(own, x[0], x[1], x[2], x[3], x[4], x[5]);
+                                      ? ulysses_gradient(plan, x[0], x[1], x[2], x[3], x[4], x[5])
+                                      : gathered_gradient(plan, x[0], x[1], x[2], x[3], x[4], x[5]);
       return std::vector<Tensor>{cast(g.q, type), cast(g.k, type), cast(g.v, type)};
     });
     grads.resize(in.size());

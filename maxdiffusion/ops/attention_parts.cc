@@ -28,61 +28,68 @@ Axes leading_axes(Tensor x) {
 }
 
 /// a · bᵀ over the last axes.
-Tensor rows_by_rows(Tensor a, Tensor b, const LocalAttention& how, DType type) {
+Tensor rows_by_rows(Tensor a, Tensor b, const LocalAttention& options, DType type) {
   const Axes batch = leading_axes(a);
-  return dot(a, b, {{a.rank() - 1}, {b.rank() - 1}, batch, batch, how.precision}, type);
+  return dot(a, b, {{a.rank() - 1}, {b.rank() - 1}, batch, batch, options.precision}, type);
 }
 /// a · b.
-Tensor rows_by_columns(Tensor a, Tensor b, const LocalAttention& how, DType type) {
+Tensor rows_by_columns(Tensor a, Tensor b, const LocalAttention& options, DType type) {
   const Axes batch = leading_axes(a);
-  return dot(a, b, {{a.rank() - 1}, {b.rank() - 2}, batch, batch, how.precision}, type);
+  return dot(a, b, {{a.rank() - 1}, {b.rank() - 2}, batch, batch, options.precision}, type);
 }
 /// aᵀ · b.
-Tensor columns_by_columns(Tensor a, Tensor b, const LocalAttention& how, DType type) {
+Tensor columns_by_columns(Tensor a, Tensor b, const LocalAttention& options, DType type) {
   const Axes batch = leading_axes(a);
-  return dot(a, b, {{a.rank() - 2}, {b.rank() - 2}, batch, batch, how.precision}, type);
+  return dot(a, b, {{a.rank() - 2}, {b.rank() - 2}, batch, batch, options.precision}, type);
 }
 
-/// Scaled logits, −1e30 for masked keys. `first`: the first query's position, of the part; absent: 0. For one
-/// head, how.lengths is a scalar.
-Tensor logits(Tensor q, Tensor k, Tensor first, const LocalAttention& how) {
+/// Scaled logits, −1e30 for masked keys. `first`: position of the first query within the part; absent: 0. For a single
+/// head, options.lengths is a scalar.
+Tensor logits(Tensor q, Tensor k, Tensor first, const LocalAttention& options) {
   const DType type = attention_sum_type(q.dtype());
-  // Scaling bf16 queries would round them once more.
-  Tensor s = q.dtype() == type ? rows_by_rows(q * how.scale, k, how, type) : rows_by_rows(q, k, how, type) * how.scale;
-  if (how.bias) s = s + cast(how.bias, type);
+  // Scaling bf16 queries would round them again.
+  Tensor s = q.dtype() == type ? rows_by_rows(q * options.scale, k, options, type)
+                               : rows_by_rows(q, k, options, type) * options.scale;
+  if (options.bias) s = s + cast(options.bias, type);
   const Shape positions{DType::s32, {s.dim(-2), s.dim(-1)}};
   auto from = [](Tensor position, Tensor start) { return start ? position + start : position; };
-  Tensor key = from(iota(s.graph(), positions, 1), how.first_key);
-  auto keep = [&](Tensor seen) { s = where(broadcast_to(seen, s.dims()), s, scalar_like(s, -1e30)); };
-  if (how.causal) keep(le(key, from(from(iota(s.graph(), positions, 0), how.first_query), first)));
-  if (how.keys >= 0) keep(lt(key, scalar_like(key, static_cast<double>(how.keys))));
-  if (how.lengths && how.lengths.rank() == 0) keep(lt(key, broadcast_to(how.lengths, key.dims())));
-  if (how.lengths && how.lengths.rank() == 1) {  // without a mask of queries and keys
+  Tensor key = from(iota(s.graph(), positions, 1), options.first_key);
+  auto keep = [&](Tensor visible) { s = where(broadcast_to(visible, s.dims()), s, scalar_like(s, -1e30)); };
+  if (options.causal) keep(le(key, from(from(iota(s.graph(), positions, 0), options.first_query), first)));
+  if (options.keys >= 0) keep(lt(key, scalar_like(key, static_cast<double>(options.keys))));
+  if (options.lengths && options.lengths.rank() == 0) keep(lt(key, broadcast_to(options.lengths, key.dims())));
+  if (options.key_bias)
+    s = s + broadcast_to(cast(reshape(options.key_bias, {s.dim(0), 1, 1, s.dim(3)}), type), s.dims());
+  if (options.key_segments)
+    keep(eq(broadcast_to(reshape(options.query_segments, {s.dim(0), 1, s.dim(2), 1}), s.dims()),
+            broadcast_to(reshape(options.key_segments, {s.dim(0), 1, 1, s.dim(3)}), s.dims())));
+  if (options.lengths && options.lengths.rank() == 1) {  // no mask of queries and keys is needed
     const Dims dims = {s.dim(0), 1, 1, s.dim(3)};
-    Tensor place = from(iota(s.graph(), {DType::s32, dims}, 3), how.first_key);
-    keep(lt(place, broadcast_to(reshape(how.lengths, {s.dim(0), 1, 1, 1}), dims)));
+    Tensor place = from(iota(s.graph(), {DType::s32, dims}, 3), options.first_key);
+    keep(lt(place, broadcast_to(reshape(options.lengths, {s.dim(0), 1, 1, 1}), dims)));
   }
   return s;
 }
 
-AttentionResult composed(Tensor q, Tensor k, Tensor v, Tensor first, const LocalAttention& how) {
-  Tensor s = logits(q, k, first, how), most = stop_gradient(max(s, {-1}, true)), e = exp(s - most),
+AttentionResult composed(Tensor q, Tensor k, Tensor v, Tensor first, const LocalAttention& options) {
+  Tensor s = logits(q, k, first, options), most = stop_gradient(max(s, {-1}, true)), e = exp(s - most),
          total = sum(e, {-1}, true);
-  Tensor y = rows_by_columns(cast(e, v.dtype()), v, how, s.dtype()) / total;
+  Tensor y = rows_by_columns(cast(e, v.dtype()), v, options, s.dtype()) / total;
   return {y, squeeze(most + log(total), -1)};
 }
 
 /// `summed`: Σ y · dy of each row.
 AttentionGradient composed_gradient(Tensor q, Tensor k, Tensor v, Tensor lse, Tensor dy, Tensor summed, Tensor first,
-                                    const LocalAttention& how) {
+                                    const LocalAttention& options) {
   Graph& g = q.graph();
   const size_t before = g.nodes().size();
-  Tensor s = logits(q, k, first, how), p = exp(s - expand_dims(lse, -1));
+  Tensor s = logits(q, k, first, options), p = exp(s - expand_dims(lse, -1));
   for (size_t i = before; i < g.nodes().size(); ++i) g.nodes()[i]->recomputed = true;
-  Tensor dp = rows_by_rows(dy, v, how, s.dtype());
-  Tensor ds = cast(p * (dp - expand_dims(summed, -1)) * how.scale, q.dtype());
-  return {rows_by_columns(ds, k, how, s.dtype()), columns_by_columns(ds, q, how, s.dtype()),
-          columns_by_columns(cast(p, dy.dtype()), dy, how, s.dtype())};
+  Tensor dp = rows_by_rows(dy, v, options, s.dtype()), of_logits = p * (dp - expand_dims(summed, -1));
+  Tensor ds = cast(of_logits * options.scale, q.dtype());
+  return {rows_by_columns(ds, k, options, s.dtype()), columns_by_columns(ds, q, options, s.dtype()),
+          columns_by_columns(cast(p, dy.dtype()), dy, options, s.dtype()),
+          options.key_bias ? sum(of_logits, {1, 2}) : Tensor()};
 }
 
 Tensor heads_first(Tensor x) { return transpose(x, {0, 2, 1, 3}); }  // its own inverse
@@ -94,26 +101,26 @@ Tensor row_sums(Tensor y, Tensor dy) {
 
 // ---- all logits at once
 
-AttentionResult whole(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
-  AttentionResult r = composed(heads_first(q), heads_first(k), heads_first(v), {}, how);
+AttentionResult whole(Tensor q, Tensor k, Tensor v, const LocalAttention& options) {
+  AttentionResult r = composed(heads_first(q), heads_first(k), heads_first(v), {}, options);
   return {heads_first(r.y), r.lse};
 }
 
 AttentionGradient whole_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
-                                 const LocalAttention& how) {
-  // Else compilers see that these logits are the forward pass's, and keep those until here. Of layers in a loop the
-  // forward pass is in another loop; these may be one with those that are made again here for y.
+                                 const LocalAttention& options) {
+  // Otherwise the compiler would reuse and store the forward pass's logits. In a loop over layers the forward pass is
+  // in another loop, and recomputed logits may be merged with those that are recomputed for y.
   std::vector<Tensor> later = {q, k, dy};
   if (!q.graph().in_loop()) later = optimization_barrier(later);
   Tensor rows = heads_first(later[2]);
   const AttentionGradient g = composed_gradient(heads_first(later[0]), heads_first(later[1]), heads_first(v), lse, rows,
-                                                row_sums(heads_first(y), rows), {}, how);
-  return {heads_first(g.q), heads_first(g.k), heads_first(g.v)};
+                                                row_sums(heads_first(y), rows), {}, options);
+  return {heads_first(g.q), heads_first(g.k), heads_first(g.v), g.key_bias};
 }
 
 // ---- head by head and block by block
 
-/// An axis of lengths cut into blocks of equal size, which may end in zeros.
+/// An axis of length `length` split into blocks of equal size, the last one zero-padded.
 struct Blocks {
   int64_t length, count, size;
 
@@ -130,7 +137,7 @@ struct Blocks {
   Tensor joined_rows(Tensor x, int64_t batch) const {
     return slice_axis(reshape(x, {batch, x.dim(0) / batch, count * size}), 2, 0, length);
   }
-  /// Position of the first of the step's block.
+  /// Position of the first element of the step's block.
   Tensor first(ScanStep& step) const { return step.index() * static_cast<double>(size); }
 
  private:
@@ -138,31 +145,31 @@ struct Blocks {
 };
 constexpr int64_t kQueries = 1024;  // default of a block
 
-/// The first size that is given; 0: none.
-int64_t first_set(std::initializer_list<int64_t> sizes) {
+/// The first size that is not 0, else `otherwise`.
+int64_t first_set(std::initializer_list<int64_t> sizes, int64_t otherwise) {
   for (int64_t size : sizes)
     if (size > 0) return size;
-  return 0;
+  return otherwise;
 }
 
-/// As few blocks of queries as there can be.
+/// The smallest possible number of blocks of queries.
 Blocks blocks_of_queries(int64_t length, int64_t most) {
   const int64_t count = (length + most - 1) / most;
   return {length, count, (length + count - 1) / count};
 }
-/// Blocks of keys of a size that divides the length, so that nothing is masked. Where the largest such size is less
-/// than half of `most`, they are padded with zeros, which `how` masks; not with positions, which are not those of these
-/// zeros.
-Blocks blocks_of_keys(int64_t length, int64_t most, LocalAttention& how) {
+/// Blocks of keys whose size divides the length, so that nothing is masked. If the largest such size is less than half
+/// of `most`, the keys are zero-padded and `options` masks the padding; not with global positions, which would not be
+/// those of the padding.
+Blocks blocks_of_keys(int64_t length, int64_t most, LocalAttention& options) {
   most = most > 0 ? std::min(most, length) : length;
   int64_t size = most;
   while (length % size != 0) --size;
-  if (2 * size >= most || how.first_key) return {length, length / size, size};
-  if (how.keys < 0) how.keys = length;
+  if (2 * size >= most || options.first_key) return {length, length / size, size};
+  if (options.keys < 0) options.keys = length;
   return blocks_of_queries(length, most);
 }
 
-/// The stacked results of a loop that carries nothing. (A scan needs a carry.)
+/// The stacked results of a loop without carry (with a dummy, because a scan needs one).
 std::vector<Tensor> each(int64_t n, Tensor like, const std::function<std::vector<Tensor>(ScanStep&)>& body) {
   return scan(n, {constant(like.graph(), 0)},
               [&](ScanStep& step, const std::vector<Tensor>& nothing) {
@@ -171,44 +178,44 @@ std::vector<Tensor> each(int64_t n, Tensor like, const std::function<std::vector
       .stacked;
 }
 
-/// `how` for the step's block of keys.
-LocalAttention for_keys(const LocalAttention& how, const Blocks& keys, ScanStep& step) {
-  LocalAttention block = how;
-  if (keys.count == 1 || (!how.causal && how.keys < 0 && !how.lengths)) return block;
-  block.first_key = how.first_key ? keys.first(step) + how.first_key : keys.first(step);
+/// `options` for the step's block of keys.
+LocalAttention for_keys(const LocalAttention& options, const Blocks& keys, ScanStep& step) {
+  LocalAttention block = options;
+  if (keys.count == 1 || (!options.causal && options.keys < 0 && !options.lengths)) return block;
+  block.first_key = options.first_key ? keys.first(step) + options.first_key : keys.first(step);
   return block;
 }
 
-/// Lengths of the keys of every head, [B·H]; absent where there are none.
-Tensor lengths_of_heads(const LocalAttention& how, int64_t batch, int64_t heads) {
-  if (!how.lengths) return {};
-  return reshape(broadcast_to(expand_dims(how.lengths, 1), {batch, heads}), {batch * heads});
+/// Number of keys of every head, [B·H]; absent without lengths.
+Tensor lengths_of_heads(const LocalAttention& options, int64_t batch, int64_t heads) {
+  if (!options.lengths) return {};
+  return reshape(broadcast_to(expand_dims(options.lengths, 1), {batch, heads}), {batch * heads});
 }
-/// `how` for the step's head.
-LocalAttention for_head(const LocalAttention& how, Tensor lengths, ScanStep& head) {
-  LocalAttention own = how;
-  if (lengths) own.lengths = head.slice(lengths);
-  return own;
+/// `options` for the step's head.
+LocalAttention for_head(const LocalAttention& options, Tensor lengths, ScanStep& head) {
+  LocalAttention head_options = options;
+  if (lengths) head_options.lengths = head.slice(lengths);
+  return head_options;
 }
 
-AttentionResult in_blocks(Tensor q, Tensor k, Tensor v, const LocalAttention& given) {
-  LocalAttention how = given;
+AttentionResult in_blocks(Tensor q, Tensor k, Tensor v, const LocalAttention& requested) {
+  LocalAttention options = requested;
   const int64_t batch = q.dim(0);
   const DType type = attention_sum_type(q.dtype());
-  const Blocks rows = blocks_of_queries(q.dim(1), first_set({how.blocks.queries, kQueries})),
-               cols = blocks_of_keys(k.dim(1), how.blocks.keys, how);
+  const Blocks rows = blocks_of_queries(q.dim(1), first_set({options.blocks.queries}, kQueries)),
+               cols = blocks_of_keys(k.dim(1), options.blocks.keys, options);
   Tensor queries = rows.cut(q), keys = cols.cut(k), values = cols.cut(v),
-         lengths = lengths_of_heads(how, batch, q.dim(2));
+         lengths = lengths_of_heads(options, batch, q.dim(2));
   const std::vector<Tensor> out = each(queries.dim(0), q, [&](ScanStep& head) {
     Tensor qh = head.slice(queries), kh = head.slice(keys), vh = head.slice(values);
-    const LocalAttention own = for_head(how, lengths, head);
+    const LocalAttention head_options = for_head(options, lengths, head);
     return each(rows.count, qh, [&](ScanStep& row) {
       Tensor block = row.slice(qh), first = rows.first(row);
       Tensor y = full(block.graph(), 0, {type, block.dims()}), none = full(block.graph(), -1e30, {type, {rows.size}});
       return scan(cols.count, {y, none},
                   [&](ScanStep& col, const std::vector<Tensor>& sums) {
                     const AttentionResult part = composed(col.body().capture(block), col.slice(kh), col.slice(vh),
-                                                          first, for_keys(own, cols, col));
+                                                          first, for_keys(head_options, cols, col));
                     if (cols.count == 1) return ScanResult{{part.y, part.lse}, {}};
                     const AttentionResult sum =
                         merge_attention({sums[0], sums[1]}, part, [](Tensor lse) { return expand_dims(lse, -1); });
@@ -221,29 +228,29 @@ AttentionResult in_blocks(Tensor q, Tensor k, Tensor v, const LocalAttention& gi
 }
 
 AttentionGradient in_blocks_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
-                                     const LocalAttention& given) {
-  LocalAttention how = given;
+                                     const LocalAttention& requested) {
+  LocalAttention options = requested;
   const int64_t batch = q.dim(0);
-  const AttentionBlocks most = how.blocks;
-  const Blocks rows = blocks_of_queries(q.dim(1), first_set({most.gradient_queries, most.queries, kQueries})),
-               cols = blocks_of_keys(k.dim(1), first_set({most.gradient_keys, most.keys}), how);
+  const AttentionBlocks most = options.blocks;
+  const Blocks rows = blocks_of_queries(q.dim(1), first_set({most.gradient_queries, most.queries}, kQueries)),
+               cols = blocks_of_keys(k.dim(1), first_set({most.gradient_keys, most.keys}, 0), options);
   const DType type = attention_sum_type(q.dtype());
   Tensor queries = rows.cut(q), slopes = rows.cut(dy), totals = rows.cut_rows(lse),
          sums = rows.cut_rows(transpose(row_sums(y, dy), {0, 2, 1})), keys = cols.cut(k), values = cols.cut(v),
-         lengths = lengths_of_heads(how, batch, q.dim(2));
+         lengths = lengths_of_heads(options, batch, q.dim(2));
   const std::vector<Tensor> out = each(queries.dim(0), q, [&](ScanStep& head) {
     Tensor qh = head.slice(queries), dh = head.slice(slopes), lh = head.slice(totals), sh = head.slice(sums),
            kh = head.slice(keys), vh = head.slice(values);
-    const LocalAttention own = for_head(how, lengths, head);
-    // A block of keys meets all queries, whose gradients add up over the blocks.
+    const LocalAttention head_options = for_head(options, lengths, head);
+    // Each block of keys is combined with all queries, whose gradients are summed over the blocks.
     const ScanResult of_head =
         scan(cols.count, {full(qh.graph(), 0, {type, qh.dims()})}, [&](ScanStep& col, const std::vector<Tensor>& dq) {
           Tensor kb = col.slice(kh), vb = col.slice(vh), none = full(kb.graph(), 0, {type, kb.dims()});
-          const LocalAttention seen = for_keys(own, cols, col);
+          const LocalAttention key_options = for_keys(head_options, cols, col);
           const ScanResult r = scan(rows.count, {none, none}, [&](ScanStep& row, const std::vector<Tensor>& sum) {
             const AttentionGradient g =
                 composed_gradient(row.slice(qh), row.body().capture(kb), row.body().capture(vb), row.slice(lh),
-                                  row.slice(dh), row.slice(sh), rows.first(row), seen);
+                                  row.slice(dh), row.slice(sh), rows.first(row), key_options);
             return ScanResult{{sum[0] + g.k, sum[1] + g.v}, {g.q}};
           });
           return ScanResult{{dq[0] + r.stacked[0]}, {r.carry[0], r.carry[1]}};
@@ -272,16 +279,16 @@ void emit_kernel(EmitCtx& c, const char* target) {
   for (size_t i = 0; i < out.size(); ++i) c.set_out(out[i], static_cast<int>(i));
 }
 
-/// in: q, k, v, y, lse, dy, perhaps lengths.
+/// Inputs: q, k, v, y, lse, dy, optionally lengths.
 constexpr OpDef kAttentionGrad = {
     .name = "attention_grad",
     .infer = [](const InferCtx& c) { return std::vector<Shape>(c.in.begin(), c.in.begin() + 3); },
     .emit = [](EmitCtx& c) { emit_kernel(c, kAttentionGradKernel); },
-    .flops = [](const Node& n) { return attention_flops(n, 4); },  // the logits are made again, which does not count
+    .flops = [](const Node& n) { return attention_flops(n, 4); },  // recomputed logits are not counted
 };
 
-/// in: q, k, v, perhaps lengths; out: y and the logarithm of each row's sum of exponentials, which only the gradient
-/// reads.
+/// Inputs: q, k, v, optionally lengths. Outputs: y, and the logarithm of each row's sum of exponentials, which only the
+/// gradient reads.
 constexpr OpDef kAttention = {
     .name = "attention",
     .infer =
@@ -304,34 +311,41 @@ constexpr OpDef kAttention = {
 
 struct Call {
   Tensor q, k, v;
-  const LocalAttention& how;
+  const LocalAttention& options;
 };
 struct Functions {
   AttentionResult (*forward)(Tensor q, Tensor k, Tensor v, const LocalAttention&);
   AttentionGradient (*gradient)(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy, const LocalAttention&);
+  bool grouped = false;  // supports fewer heads of k and v than of q; otherwise heads are repeated
 };
 
 const char* kernel_refuses(const Call& c) {
-  if (c.how.bias) return "there is a bias";
-  if (c.how.first_query || c.how.first_key || c.how.keys >= 0) return "positions are set";
+  if (c.options.bias || c.options.key_bias) return "there is a bias";
+  if (c.options.key_segments) return "there are segments";
+  if (c.options.first_query || c.options.first_key || c.options.keys >= 0) return "positions are set";
   return kernels_support({c.q, c.k, c.v}) ? nullptr : kNotForCpuKernels;
 }
 
 constexpr Functions kKernel = {
-    [](Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
+    [](Tensor q, Tensor k, Tensor v, const LocalAttention& options) {
       std::vector<Tensor> in = {q, k, v};
-      if (how.lengths) in.push_back(how.lengths);
-      const auto out = apply_multi(kAttention, in, KernelOptions{how.scale, how.causal});
+      if (options.lengths) in.push_back(options.lengths);
+      const auto out = apply_multi(kAttention, in, KernelOptions{options.scale, options.causal});
       return AttentionResult{out[0], out[1]};
     },
-    [](Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy, const LocalAttention& how) {
+    [](Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy, const LocalAttention& options) {
       std::vector<Tensor> in = {q, k, v, cast(y, q.dtype()), lse, cast(dy, q.dtype())};
-      if (how.lengths) in.push_back(how.lengths);
-      const auto out = apply_multi(kAttentionGrad, in, KernelOptions{how.scale, how.causal});
+      if (options.lengths) in.push_back(options.lengths);
+      const auto out = apply_multi(kAttentionGrad, in, KernelOptions{options.scale, options.causal});
       return AttentionGradient{out[0], out[1], out[2]};
     }};
 
-const char* cudnn_refuses(const Call& c) { return cudnn_attention_refuses(c.q, c.k, c.v, c.how); }
+const char* blocks_refuse(const Call& c) {
+  if (!c.options.in_blocks) return "all logits are requested";
+  return c.options.key_bias || c.options.key_segments ? "there is a bias or there are segments" : nullptr;
+}
+
+const char* cudnn_refuses(const Call& c) { return cudnn_attention_refuses(c.q, c.k, c.v, c.options); }
 
 constexpr KernelRow<Call, Functions> kRows[] = {
     {kAttentionKernel, kernel_refuses, [](const Call&) { return kKernel; }},
@@ -339,11 +353,11 @@ constexpr KernelRow<Call, Functions> kRows[] = {
      [](const Call&) {
        return Functions{cudnn_attention, cudnn_attention_gradient};
      }},
-    {"TPU kernel", [](const Call& c) { return tile_attention_refuses(c.q, c.k, c.v, c.how); },
+    {"TPU kernel", [](const Call& c) { return tile_attention_refuses(c.q, c.k, c.v, c.options); },
      [](const Call&) {
-       return Functions{tile_attention, tile_attention_gradient};
+       return Functions{tile_attention, tile_attention_gradient, true};
      }},
-    {"blocks", [](const Call& c) { return c.how.in_blocks ? nullptr : "all logits are requested"; },
+    {"blocks", blocks_refuse,
      [](const Call&) {
        return Functions{in_blocks, in_blocks_gradient};
      }},
@@ -355,10 +369,10 @@ constexpr KernelRow<Call, Functions> kRows[] = {
 
 Functions functions_for(const Call& call) {
   const auto& row = kernel_for(kRows, call);
-  if (call.how.blocks != AttentionBlocks() &&
+  if (call.options.blocks != AttentionBlocks() &&
       (std::string_view(row.name) == kAttentionKernel || std::string_view(row.name) == "cuDNN"))
-    log_info_once("flash_block_sizes has no effect where attention is {}, which chooses sizes itself", row.name);
-  if (call.q.graph().options().cudnn_attention && call.how.in_blocks && std::string_view(row.name) != "cuDNN")
+    log_info_once("flash_block_sizes is ignored where attention is {}, which chooses sizes itself", row.name);
+  if (call.q.graph().options().cudnn_attention && call.options.in_blocks && std::string_view(row.name) != "cuDNN")
     log_info_once("attention: q {} and k {} use {} instead of cuDNN: {}", to_string(call.q.shape()),
                   to_string(call.k.shape()), row.name, cudnn_refuses(call));
   return row.build(call);
@@ -379,13 +393,27 @@ AttentionResult merge_attention(const AttentionResult& a, const AttentionResult&
           most + log(total)};
 }
 
-AttentionResult local_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
-  return functions_for({q, k, v, how}).forward(q, k, v, how);
+AttentionResult local_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& options) {
+  const Functions run = functions_for({q, k, v, options});
+  const int64_t group = run.grouped ? 1 : q.dim(2) / k.dim(2);
+  return run.forward(q, repeated_heads(k, group), repeated_heads(v, group), options);
 }
 
 AttentionGradient local_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
-                                           const LocalAttention& how) {
-  return functions_for({q, k, v, how}).gradient(q, k, v, y, lse, dy, how);
+                                           const LocalAttention& options) {
+  const Functions run = functions_for({q, k, v, options});
+  const int64_t heads = k.dim(2), group = run.grouped ? 1 : q.dim(2) / heads;
+  AttentionGradient g = run.gradient(q, repeated_heads(k, group), repeated_heads(v, group), y, lse, dy, options);
+  if (group > 1)
+    for (Tensor* d : {&g.k, &g.v})
+      *d = sum(reshape(cast(*d, attention_sum_type(q.dtype())), {k.dim(0), k.dim(1), heads, group, k.dim(3)}), {3});
+  return g;
+}
+
+Tensor repeated_heads(Tensor x, int64_t times) {
+  if (times == 1) return x;
+  const Dims& d = x.dims();
+  return reshape(broadcast_to(expand_dims(x, 3), {d[0], d[1], d[2], times, d[3]}), {d[0], d[1], d[2] * times, d[3]});
 }
 
 OpList attention_ops() { return {&kAttention, &kAttentionGrad}; }

@@ -8,20 +8,20 @@
 
 namespace md {
 
-/// Block sizes of queries and keys; 0: a default, for the gradient the size forward. All 0: defaults of a table for
-/// some TPUs (attention.cc). Composed blocks read the first four.
+/// Block sizes of queries and keys. 0: a default; for the gradient, the forward size. All 0: on some TPUs the defaults
+/// of a table (attention.cc). Attention composed of operations uses only the first four.
 struct AttentionBlocks {
   int64_t queries = 0, keys = 0, gradient_queries = 0, gradient_keys = 0;
-  // Of kernels: keys whose logits are made at a time, forward and for the gradient; blocks of the gradient of q, where
-  // it has a kernel of its own.
+  // Kernels only: keys whose logits are computed at a time, forward and in the gradient; blocks of the gradient of q,
+  // if it is a separate kernel.
   int64_t keys_compute = 0, gradient_keys_compute = 0, dq_queries = 0, dq_keys = 0;
-  // Whether one kernel makes all gradients, at five products a block instead of seven; automatic: where its memory
-  // fits.
+  // Whether one kernel computes all gradients, with five products per block instead of seven; automatic: if it fits in
+  // fast memory.
   enum class Fused { automatic, no, yes } fused_gradient = Fused::automatic;
   bool operator==(const AttentionBlocks&) const = default;
 };
 
-/// q [B, Lq, H, D], k and v [B, Lk, H, D] of one device.
+/// q [B, Lq, H, D], k and v [B, Lk, H / G, D] of one device: head h of q uses head h / G of theirs.
 struct LocalAttention {
   double scale = 1;
   Precision precision = Precision::default_;
@@ -35,9 +35,12 @@ struct LocalAttention {
   Tensor first_query = {}, first_key = {};
   /// Keys from this position on are padding; -1: none.
   int64_t keys = -1;
-  /// s32 [B]: keys of a sample at this position, counted as first_key is, and behind it are padding; absent: none. May
-  /// be 0 and less: the sample sees no key.
+  /// s32 [B]: keys at this position and later are padding, counted from the same origin as first_key; absent: none. May
+  /// be 0 or less: the sample attends to no key.
   Tensor lengths = {};
+  Tensor key_bias = {};  // f32 [B, Lk]: added to the logits of a key, for all queries and heads
+  /// s32 [B, Lq] and [B, Lk]: queries attend to the keys of their segment. Absent: to all keys.
+  Tensor query_segments = {}, key_segments = {};
 };
 
 struct AttentionResult {
@@ -47,15 +50,21 @@ struct AttentionResult {
 /// Combines the results of two parts of the keys. `broadcast` expands lse to the shape of y. y is f32 (f64).
 AttentionResult merge_attention(const AttentionResult& a, const AttentionResult& b, Tensor (*broadcast)(Tensor lse));
 
-/// A query without keys gets a finite y, and an lse so small that merge_attention ignores it.
-AttentionResult local_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
+/// Attention over this part of the keys. A query without keys gets a finite y, and an lse so small that merge_attention
+/// ignores it.
+AttentionResult local_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& options);
 
-/// Gradients of q, k and v, in f32 (f64) or like q, from this part of the keys: y and lse are those of all keys.
+/// Gradients of q, k, v and key_bias, in f32 (f64) or in q's type, from this part of the keys. y and lse are the
+/// results over all keys.
 struct AttentionGradient {
   Tensor q, k, v;
+  Tensor key_bias = {};  // f32 (f64) [B, Lk]; empty without key_bias
 };
 AttentionGradient local_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
-                                           const LocalAttention& how);
+                                           const LocalAttention& options);
+
+/// Repeats each head `times` times in succession: [B, L, H, D] → [B, L, times · H, D].
+Tensor repeated_heads(Tensor x, int64_t times);
 
 /// FLOPs of `products` matrix products of the size of q·kᵀ; q and k are the first inputs of the node.
 double attention_flops(const Node& n, double products);

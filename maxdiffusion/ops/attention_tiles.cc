@@ -34,7 +34,7 @@ constexpr int64_t kDefaultBlock = 1024, kDefaultCompute = 512;
 struct SizeRule {
   const char* key;
   int64_t value, multiple;
-  const char* of;  // what it divides; null: nothing
+  const char* of;  // the size must divide this one; null: no constraint
   int64_t whole;
 };
 
@@ -61,14 +61,14 @@ int64_t first_of(std::initializer_list<int64_t> sizes) {
 
 // ---- arrays
 
-/// Where heads are whole registers they are read out of [B, L, H·D]; else out of [B, H, L, D].
+/// If a head's features fill whole registers, arrays are read as [B, L, H·D], else as [B, H, L, D].
 bool tokens_first(const TileAttention& a) { return a.head_dim % kLanes == 0; }
 
 Shape array_of(const TileAttention& a, int64_t length, int64_t heads, DType type) {
   return tokens_first(a) ? Shape{type, {a.batch, length, heads * a.head_dim}}
                          : Shape{type, {a.batch, heads, length, a.head_dim}};
 }
-/// Rows of a head: `rows` from the block that axis `grid` of the grid (batch, head, …) counts.
+/// An array of heads in blocks of `rows` rows; axis `grid` of the grid (batch, head, …) selects the block.
 Ref rows_of(Program& p, const TileAttention& a, const char* name, int64_t length, int64_t rows, int grid, bool keys,
             tiles::Space space, DType type) {
   const int64_t heads = keys ? a.kv_heads : a.heads;
@@ -81,17 +81,40 @@ Ref rows_of(Program& p, const TileAttention& a, const char* name, int64_t length
                                       : p.output(name, array, block, std::move(place));
 }
 
-// ---- masks
+// ---- one value per key or query of a sample
 
-/// The end of what has to be computed of a block that is seen in part, where it is always the last one.
-int64_t end_of_part(const TileAttention& a, int64_t block_k) {
-  return a.causal || a.limited || a.keys % block_k == 0 ? block_k : a.keys % block_k;
+/// One value for each of `length` positions, as rows or columns; the block is selected by axis `grid` of the grid.
+Ref line_of(Program& p, const TileAttention& a, const char* name, int64_t length, int64_t block, int grid, bool column,
+            DType type) {
+  return column ? p.input(name, {type, {a.batch, length, kLanes}}, {1, block, kLanes}, {{0}, {grid}, {}})
+                : p.input(name, {type, {a.batch, length / block, 1, block}}, {1, 1, 1, block}, {{0}, {grid}, {}, {}});
+}
+/// Values of positions [from, from + n) of the block, broadcast over `others` positions of the other kind: [others, n],
+/// or [n, others] for a column.
+Tile line(Program& p, Ref from_ref, bool column, int64_t from, int64_t n, int64_t others) {
+  if (!column) return p.broadcast(p.slice(p.load(from_ref), 0, 1, from, n), others, n);
+  const Tile x = p.load(from_ref, from, n);
+  if (others % kLanes != 0) return p.broadcast(p.slice(x, 0, n, 0, 1), n, others);
+  return p.concatenate(std::vector<Tile>(static_cast<size_t>(others / kLanes), x), 1);
 }
 
-/// What a step's block of queries sees of its block of keys, as scalars.
+/// Whether bf16 queries times the scale are split into two exact bf16 parts, which is free if the matrix unit has
+/// unused rows; else logits are scaled.
+bool queries_in_parts(const TileAttention& a) {
+  return a.type == DType::bf16 && a.head_dim % kLanes == 0 && 2 * a.head_dim <= a.chip.matrix;
+}
+
+// ---- masks
+
+/// End of the needed part of a partially masked block, if that is always the last block.
+int64_t end_of_part(const TileAttention& a, int64_t block_k) {
+  return a.causal || a.limited || a.segments || a.keys % block_k == 0 ? block_k : a.keys % block_k;
+}
+
+/// Which keys a step's block of queries attends to in its block of keys, as scalars.
 struct Seen {
-  Tile keys;     // number of keys that there are, minus the position of the block's first
-  Tile queries;  // causal: position of the first query + 1, minus the same
+  Tile keys;     // number of keys, minus the position of the block's first key
+  Tile queries;  // causal: position of the first query + 1, minus the position of the block's first key
   Tile all, some;
 };
 
@@ -100,9 +123,9 @@ struct Masks {
   const TileAttention& a;
   bool any;  // whether some logits may be masked
   int64_t block_q, block_k;
-  Ref limits;
+  Ref limits, query_segments, key_segments;
 
-  Seen seen(int axis_q, int axis_k) {
+  Seen visible(int axis_q, int axis_k) {
     Seen s;
     Tile first = p.multiply(p.coordinate(axis_k), p.scalar(block_k));
     Tile keys = a.limited ? p.read(limits, p.add(p.coordinate(0), p.scalar(1))) : p.scalar(a.keys);
@@ -115,11 +138,13 @@ struct Masks {
       least = p.minimum(least, s.queries);
       most = p.minimum(most, p.add(s.queries, p.scalar(block_q - 1)));
     }
+    s.some = p.less(p.scalar(0), most);
+    if (a.segments) return s;
     s.all = p.less(p.scalar(block_k - 1), least);
-    s.some = p.both(p.less(p.scalar(0), most), p.less(least, p.scalar(block_k)));
+    s.some = p.both(s.some, p.less(least, p.scalar(block_k)));
     return s;
   }
-  /// Of keys [from, from + keys) of the block. `transposed`: keys are rows.
+  /// Masks logits of keys [from, from + keys) of the block. `transposed`: keys are rows.
   Tile apply(const Seen& s, Tile logits, int64_t from, bool transposed) {
     const int64_t r = logits.rows(), c = logits.columns();
     Tile key = p.iota(r, c, transposed ? 0 : 1);
@@ -128,18 +153,25 @@ struct Masks {
       Tile query = p.add(p.iota(r, c, transposed ? 1 : 0), p.broadcast(p.subtract(s.queries, p.scalar(from)), r, c));
       keep = p.both(keep, p.less(key, query));
     }
+    if (a.segments) {
+      const int64_t keys = transposed ? r : c;
+      keep = p.both(keep, p.equal(line(p, key_segments, transposed, from, keys, block_q),
+                                  line(p, query_segments, !transposed, 0, block_q, keys)));
+    }
     return p.select(keep, logits, p.constant(kMasked, logits.shape));
   }
-  /// `step(masked)`: for blocks that are seen in part, and for those seen whole.
+  /// Runs `step(masked)` for partially masked blocks and for unmasked blocks; skips blocks that are fully masked.
   void run(int axis_q, int axis_k, const std::function<void(const Seen*)>& step) {
     if (!any) return step(nullptr);
-    const Seen s = seen(axis_q, axis_k);
-    p.when(s.all, [&] { step(nullptr); });
+    const Seen s = visible(axis_q, axis_k);
+    if (!a.segments) p.when(s.all, [&] { step(nullptr); });
     p.when(s.some, [&] { step(&s); });
   }
 };
 
-bool masks(const TileAttention& a, int64_t block_k) { return a.causal || a.limited || a.keys % block_k != 0; }
+bool masks(const TileAttention& a, int64_t block_k) {
+  return a.causal || a.limited || a.segments || a.keys % block_k != 0;
+}
 
 }  // namespace
 
@@ -161,7 +193,7 @@ AttentionBlocks tile_blocks(const TileAttention& a) {
   check_size({"block_q", b.queries, rows, nullptr, 0});
   check_size({"block_kv", b.keys, kLanes, nullptr, 0});
   check_size({"block_kv_compute", b.keys_compute, kLanes, "block_kv", b.keys});
-  // As few blocks of queries as there can be, of one size.
+  // The smallest possible number of blocks of queries, all of one size.
   const auto even = [&](int64_t most) {
     const int64_t count = (a.queries + most - 1) / most;
     return round_up((a.queries + count - 1) / count, rows);
@@ -193,32 +225,35 @@ tiles::Program tile_attention_program(const TileAttention& a) {
   const AttentionBlocks b = tile_blocks(a);
   const int64_t bq = b.queries, bk = b.keys, sub = b.keys_compute, d = a.head_dim;
   const int64_t lq = round_up(a.queries, bq), lk = round_up(a.keys, bk), nq = lq / bq, nk = lk / bk;
-  // Columns of ones beside v make the matrix unit add up each row, where it has columns to spare.
+  // Columns of ones appended to v make the matrix unit compute row sums, if it has unused columns.
   const bool ones = round_up(d, kLanes) < a.chip.matrix || d % kLanes != 0;
   const int64_t width = ones ? round_up(d + 1, kLanes) : d;
-  // Queries times the scale in two bf16 parts are exact, and free where the unit has rows to spare; else logits are
-  // scaled.
-  const bool parts = a.type == DType::bf16 && d % kLanes == 0 && 2 * d <= a.chip.matrix;
+  const bool parts = queries_in_parts(a);
   const double scale = a.scale * kLog2e, of_logits = parts ? 1 : scale;
 
   Program p("attention", {a.batch, a.heads, nq, nk}, 1);
-  Masks mask{p, a, masks(a, bk), bq, bk, {}};
+  Masks mask{p, a, masks(a, bk), bq, bk, {}, {}, {}};
   if (a.limited) mask.limits = p.scalars("limits", 1 + a.batch);
   const Ref q = rows_of(p, a, "q", lq, bq, 2, false, tiles::Space::input, a.type),
             k = rows_of(p, a, "k", lk, bk, 3, true, tiles::Space::input, a.type),
-            v = rows_of(p, a, "v", lk, bk, 3, true, tiles::Space::input, a.type),
-            y = rows_of(p, a, "y", lq, bq, 2, false, tiles::Space::output, a.type),
+            v = rows_of(p, a, "v", lk, bk, 3, true, tiles::Space::input, a.type);
+  const Ref bias = a.key_bias ? line_of(p, a, "key_bias", lk, bk, 3, false, DType::f32) : Ref{};
+  if (a.segments) {
+    mask.query_segments = line_of(p, a, "query_segments", lq, bq, 2, true, DType::s32);
+    mask.key_segments = line_of(p, a, "key_segments", lk, bk, 3, false, DType::s32);
+  }
+  const Ref y = rows_of(p, a, "y", lq, bq, 2, false, tiles::Space::output, a.type),
             lse =
                 p.output("lse", {DType::f32, {a.batch, a.heads, nq, 1, bq}}, {1, 1, 1, 1, bq}, {{0}, {1}, {2}, {}, {}});
   const Ref most = p.scratch("most", {DType::f32, {bq, kLanes}}), sum = p.scratch("sum", {DType::f32, {bq, width}});
   Ref total = ones ? Ref{} : p.scratch("total", {DType::f32, {bq, kLanes}});
   Ref scaled = parts ? p.scratch("scaled", {DType::bf16, {bq, 2 * d}}) : Ref{};
-  const auto wide = [&](Tile x, int64_t columns) {  // [bq, 128], the same in all columns
+  const auto wide = [&](Tile x, int64_t columns) {  // [bq, 128], equal in all columns
     if (columns % kLanes != 0) return p.broadcast(p.slice(x, 0, bq, 0, 1), bq, columns);
     return p.concatenate(std::vector<Tile>(static_cast<size_t>(columns / kLanes), x), 1);
   };
 
-  // Logits are not multiplied before their maximum is known: it would be one more pass over them.
+  // Logits are scaled after subtracting their maximum: scaling before would be another pass over them.
   const auto power = [&](Tile x) { return p.exp2(of_logits == 1 ? x : p.multiply(x, of_logits)); };
 
   const Tile j = p.coordinate(3);
@@ -231,14 +266,15 @@ tiles::Program tile_attention_program(const TileAttention& a) {
                low = p.cast(p.subtract(x, p.cast(high, DType::f32)), DType::bf16);
     p.store(scaled, p.concatenate({high, low}, 1));
   });
-  mask.run(2, 3, [&](const Seen* seen) {
+  mask.run(2, 3, [&](const Seen* visible) {
     const Tile queries = p.load(parts ? scaled : q);
-    for (int64_t from = 0; from < (seen ? end_of_part(a, bk) : bk); from += sub) {
+    for (int64_t from = 0; from < (visible ? end_of_part(a, bk) : bk); from += sub) {
       Tile keys = p.load(k, from, sub), values = p.load(v, from, sub);
       if (parts) keys = p.concatenate({keys, keys}, 1);
       if (ones) values = p.concatenate({values, p.constant(1, {a.type, {sub, width - d}})}, 1);
       Tile s = p.matmul(queries, keys, 1, 1, a.exact);
-      if (seen) s = mask.apply(*seen, s, from, false);
+      if (a.key_bias) s = p.add(s, line(p, bias, false, from, sub, bq));
+      if (visible) s = mask.apply(*visible, s, from, false);
       const Tile before = p.load(most), now = p.maximum(before, p.broadcast(p.max_of(s, 1), bq, kLanes)),
                  e = power(p.subtract(s, wide(now, sub))), shrunk = power(p.subtract(before, now));
       p.store(most, now);
@@ -250,7 +286,7 @@ tiles::Program tile_attention_program(const TileAttention& a) {
   p.when(p.equal(j, p.scalar(nk - 1)), [&] {
     const Tile all = p.load(sum);
     Tile of_row = ones ? p.broadcast(p.slice(all, 0, bq, d, 1), bq, kLanes) : p.load(total);
-    of_row = p.maximum(of_row, p.constant(1e-30, of_row.shape));  // of a sample without keys
+    of_row = p.maximum(of_row, p.constant(1e-30, of_row.shape));  // for samples without keys
     p.store(y, p.cast(p.divide(p.slice(all, 0, bq, 0, d), wide(of_row, d)), a.type));
     const Tile logs = p.add(p.multiply(p.load(most), of_logits * kLn2), p.multiply(p.log2(of_row), kLn2));
     p.store(lse, p.slice(p.transpose(logs), 0, 1, 0, bq));
@@ -258,8 +294,10 @@ tiles::Program tile_attention_program(const TileAttention& a) {
   return p;
 }
 
-// Logits are made transposed, [keys, queries]: what a query has one of is then one row, read as it lies in memory, and
-// dk and dv are products of rows by columns.
+double tile_bias_factor(const TileAttention& a) { return queries_in_parts(a) ? kLog2e : 1 / a.scale; }
+
+// Logits are computed transposed, [keys, queries]: a value per query is then one row, as in memory, and dk and dv are
+// products of rows by columns.
 tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind) {
   const AttentionBlocks b = tile_blocks(a);
   const bool of_q = kind != TileGradient::dkv, of_keys = kind != TileGradient::dq, fused = of_q && of_keys;
@@ -267,13 +305,13 @@ tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind) 
                 sub = bk % b.gradient_keys_compute == 0 ? b.gradient_keys_compute : bk, d = a.head_dim;
   const int64_t lq = round_up(a.queries, bq), lk = round_up(a.keys, bk), nq = lq / bq, nk = lk / bk;
   const double scale = a.scale * kLog2e;
-  // Of the gradient of keys a block of keys meets all queries, one after the other.
+  // For the gradient of keys, a block of keys is combined with all queries in sequence.
   const int axis_q = of_keys ? 3 : 2, axis_k = of_keys ? 2 : 3;
   Program p(fused  ? "attention_gradient"
             : of_q ? "attention_dq"
                    : "attention_dkv",
             {a.batch, a.heads, of_keys ? nk : nq, of_keys ? nq : nk}, fused ? 2 : 1);
-  Masks mask{p, a, masks(a, bk), bq, bk, {}};
+  Masks mask{p, a, masks(a, bk), bq, bk, {}, {}, {}};
   if (a.limited) mask.limits = p.scalars("limits", 1 + a.batch);
   const auto in = tiles::Space::input, out = tiles::Space::output;
   const Ref q = rows_of(p, a, "q", lq, bq, axis_q, false, in, a.type),
@@ -284,19 +322,28 @@ tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind) 
     return p.input(name, {DType::f32, {a.batch, a.heads, nq, 1, bq}}, {1, 1, 1, 1, bq}, {{0}, {1}, {axis_q}, {}, {}});
   };
   const Ref lse = statistic("lse"), slope = statistic("slope");
-  TileAttention each = a;  // dk and dv of each head of q, which are added up for heads that share keys
+  const Ref bias = a.key_bias ? line_of(p, a, "key_bias", lk, bk, axis_k, true, DType::f32) : Ref{};
+  if (a.segments) {
+    mask.query_segments = line_of(p, a, "query_segments", lq, bq, axis_q, false, DType::s32);
+    mask.key_segments = line_of(p, a, "key_segments", lk, bk, axis_k, true, DType::s32);
+  }
+  const bool of_bias = a.key_bias && of_keys;
+  TileAttention each = a;  // dk and dv of each head of q; they are summed for heads that share keys
   each.kv_heads = a.heads;
-  // Fused, all queries of a head stay in fast memory.
-  Ref dq, dk, dv, sum_q, sum_k, sum_v;
+  // With the fused kernel, all queries of a head stay in fast memory.
+  Ref dq, dk, dv, db, sum_q, sum_k, sum_v, sum_b;
   const int64_t rows = fused ? lq : bq;
   if (of_q) dq = rows_of(p, a, "dq", lq, rows, fused ? -1 : axis_q, false, out, a.type);
   if (of_keys) dk = rows_of(p, each, "dk", lk, bk, axis_k, true, out, a.type);
   if (of_keys) dv = rows_of(p, each, "dv", lk, bk, axis_k, true, out, a.type);
+  if (of_bias)
+    db = p.output("dbias", {DType::f32, {a.batch, a.heads, nk, 1, bk}}, {1, 1, 1, 1, bk}, {{0}, {1}, {axis_k}, {}, {}});
   if (of_q) sum_q = p.scratch("sum_q", {DType::f32, {rows, d}});
   if (of_keys) {
     sum_k = p.scratch("sum_k", {DType::f32, {bk, d}});
     sum_v = p.scratch("sum_v", {DType::f32, {bk, d}});
   }
+  if (of_bias) sum_b = p.scratch("sum_b", {DType::f32, {bk, kLanes}});
 
   const Tile i = p.coordinate(axis_q), j = p.coordinate(axis_k),
              row = fused ? p.multiply(i, p.scalar(bq)) : p.scalar(0);
@@ -306,20 +353,23 @@ tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind) 
     p.when(p.equal(i, p.scalar(0)), [&] {
       zero(sum_k);
       zero(sum_v);
+      if (of_bias) zero(sum_b);
     });
   if (of_q)
     p.when(p.equal(j, p.scalar(0)), [&] { p.store(sum_q, p.constant(0, {DType::f32, {bq, d}}), row, multiple); });
-  mask.run(axis_q, axis_k, [&](const Seen* seen) {
+  mask.run(axis_q, axis_k, [&](const Seen* visible) {
     const Tile queries = p.load(q), slopes = p.load(dy), logs = p.load(lse), sums = p.load(slope);
-    for (int64_t from = 0; from < (seen ? end_of_part(a, bk) : bk); from += sub) {
+    for (int64_t from = 0; from < (visible ? end_of_part(a, bk) : bk); from += sub) {
       const Tile keys = p.load(k, from, sub), values = p.load(v, from, sub);
       Tile s = p.matmul(keys, queries, 1, 1, a.exact);
-      if (seen) s = mask.apply(*seen, s, from, true);
-      const Tile e = p.exp2(p.subtract(p.multiply(s, scale), p.broadcast(logs, sub, bq)));
+      if (a.key_bias) s = p.add(p.multiply(s, scale), line(p, bias, true, from, sub, bq));
+      if (visible) s = mask.apply(*visible, s, from, true);
+      const Tile e = p.exp2(p.subtract(a.key_bias ? s : p.multiply(s, scale), p.broadcast(logs, sub, bq)));
       if (of_keys)
         p.store(sum_v, p.add(p.load(sum_v, from, sub), p.matmul(p.cast(e, a.type), slopes, 1, 0, a.exact)), from);
       const Tile de = p.matmul(values, slopes, 1, 1, a.exact),
-                 ds = p.cast(p.multiply(e, p.subtract(de, p.broadcast(sums, sub, bq))), a.type);
+                 exact = p.multiply(e, p.subtract(de, p.broadcast(sums, sub, bq))), ds = p.cast(exact, a.type);
+      if (of_bias) p.store(sum_b, p.add(p.load(sum_b, from, sub), p.broadcast(p.sum_of(exact, 1), sub, kLanes)), from);
       if (of_keys) p.store(sum_k, p.add(p.load(sum_k, from, sub), p.matmul(ds, queries, 1, 0, a.exact)), from);
       if (of_q)
         p.store(sum_q, p.add(p.load(sum_q, row, bq, multiple), p.matmul(ds, keys, 0, 0, a.exact)), row, multiple);
@@ -330,6 +380,7 @@ tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind) 
     p.when(p.equal(i, p.scalar(nq - 1)), [&] {
       p.store(dk, scaled(p.load(sum_k)));
       p.store(dv, p.cast(p.load(sum_v), a.type));
+      if (of_bias) p.store(db, p.slice(p.transpose(p.load(sum_b)), 0, 1, 0, bk));
     });
   if (of_q)
     p.when(p.equal(j, p.scalar(nk - 1)), [&] { p.store(dq, scaled(p.load(sum_q, row, bq, multiple)), row, multiple); });
@@ -338,7 +389,7 @@ tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind) 
 
 namespace {
 
-/// An array of the model, [B, L, H, D], as the kernels read it, filled up with zeros.
+/// An array of the model, [B, L, H, D], in the kernels' layout, zero-padded.
 Tensor to_kernel(const TileAttention& a, Tensor x, int64_t length) {
   x = pad_end(x, 1, length);
   return tokens_first(a) ? reshape(x, {x.dim(0), length, x.dim(2) * x.dim(3)}) : transpose(x, {0, 2, 1, 3});
@@ -348,7 +399,7 @@ Tensor from_kernel(const TileAttention& a, Tensor x, int64_t length, int64_t hea
   return x.dim(1) == length ? x : slice_axis(x, 1, 0, length);
 }
 
-TileAttention call_of(Tensor q, Tensor k, const LocalAttention& how) {
+TileAttention call_of(Tensor q, Tensor k, const LocalAttention& options) {
   TileAttention a{.batch = q.dim(0),
                   .heads = q.dim(2),
                   .kv_heads = k.dim(2),
@@ -356,25 +407,35 @@ TileAttention call_of(Tensor q, Tensor k, const LocalAttention& how) {
                   .keys = k.dim(1),
                   .head_dim = q.dim(3),
                   .type = q.dtype(),
-                  .scale = how.scale,
-                  .causal = how.causal,
-                  .exact = how.precision != Precision::default_,
-                  .limited = how.lengths || how.first_query || how.first_key || how.keys >= 0,
-                  .blocks = how.blocks,
+                  .scale = options.scale,
+                  .causal = options.causal,
+                  .exact = options.precision != Precision::default_,
+                  .limited = options.lengths || options.first_query || options.first_key || options.keys >= 0,
+                  .key_bias = static_cast<bool>(options.key_bias),
+                  .segments = static_cast<bool>(options.key_segments),
+                  .blocks = options.blocks,
                   .chip = tile_chip(q.graph().options().device_kind)};
   a.blocks = tile_blocks(a);
   return a;
 }
 
+/// x [B, L] as a kernel's rows or columns.
+Tensor to_line(Tensor x, int64_t length, int64_t block, bool column) {
+  x = pad_end(x, 1, length);
+  const int64_t batch = x.dim(0);
+  return column ? broadcast_to(expand_dims(x, 2), {batch, length, kLanes})
+                : reshape(x, {batch, length / block, 1, block});
+}
+
 /// The kernels' scalars.
-Tensor limits_of(Graph& g, const TileAttention& a, const LocalAttention& how) {
+Tensor limits_of(Graph& g, const TileAttention& a, const LocalAttention& options) {
   const Shape one{DType::s32, {1}}, each{DType::s32, {a.batch}};
   Tensor shift = full(g, 0, one), keys = full(g, static_cast<double>(a.keys), each);
-  if (how.first_query) shift = shift + broadcast_to(how.first_query, {1});
-  if (how.first_key) shift = shift - broadcast_to(how.first_key, {1});
-  Tensor first = how.first_key ? broadcast_to(how.first_key, {a.batch}) : full(g, 0, each);
-  if (how.keys >= 0) keys = minimum(keys, full(g, static_cast<double>(how.keys), each) - first);
-  if (how.lengths) keys = minimum(keys, how.lengths - first);
+  if (options.first_query) shift = shift + broadcast_to(options.first_query, {1});
+  if (options.first_key) shift = shift - broadcast_to(options.first_key, {1});
+  Tensor first = options.first_key ? broadcast_to(options.first_key, {a.batch}) : full(g, 0, each);
+  if (options.keys >= 0) keys = minimum(keys, full(g, static_cast<double>(options.keys), each) - first);
+  if (options.lengths) keys = minimum(keys, options.lengths - first);
   return concatenate({shift, keys}, 0);
 }
 
@@ -382,7 +443,8 @@ Tensor limits_of(Graph& g, const TileAttention& a, const LocalAttention& how) {
 
 namespace {
 
-/// Throws, with a size that fits, unless a kernel's blocks fit the chip's fast memory. `make`: the kernel of sizes.
+/// Throws invalid_config, with a size that fits, unless a kernel's blocks fit the chip's fast memory. `make`: the
+/// kernel for given sizes.
 void check_fits(const TileAttention& a, const char* key, int64_t AttentionBlocks::*size,
                 const std::function<Program(const TileAttention&)>& make) {
   const int64_t need = make(a).fast_memory(), have = a.chip.fast_memory;
@@ -401,24 +463,29 @@ void check_fits(const TileAttention& a, const char* key, int64_t AttentionBlocks
 
 }  // namespace
 
-const char* tile_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
+const char* tile_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& options) {
   const GraphOptions& o = q.graph().options();
   if (o.platform != Platform::tpu) return "the device is not a TPU";
   if (!o.one_device()) return "the call is not inside a manual computation";
-  if (!how.in_blocks) return "all logits are requested";
-  if (how.bias) return "there is a bias";
+  if (!options.in_blocks) return "all logits are requested";
+  if (options.bias) return "there is a bias";
   if (q.dtype() != DType::bf16 && q.dtype() != DType::f32) return "kernels are for bf16 and f32";
   if (k.dtype() != q.dtype() || v.dtype() != q.dtype()) return "kernels are for arrays of one type";
   if (q.dim(3) > 256 || q.dim(3) < 8) return "kernels are for heads of 8 to 256 values";
   return nullptr;
 }
 
-AttentionResult tile_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& how) {
-  const TileAttention a = call_of(q, k, how);
+AttentionResult tile_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& options) {
+  const TileAttention a = call_of(q, k, options);
   const int64_t lq = round_up(a.queries, a.blocks.queries), lk = round_up(a.keys, a.blocks.keys);
   std::vector<Tensor> in;
-  if (a.limited) in.push_back(limits_of(q.graph(), a, how));
+  if (a.limited) in.push_back(limits_of(q.graph(), a, options));
   for (const auto& [x, length] : {std::pair{q, lq}, {k, lk}, {v, lk}}) in.push_back(to_kernel(a, x, length));
+  if (a.key_bias) in.push_back(to_line(options.key_bias * tile_bias_factor(a), lk, a.blocks.keys, false));
+  if (a.segments) {
+    in.push_back(to_line(options.query_segments, lq, a.blocks.queries, true));
+    in.push_back(to_line(options.key_segments, lk, a.blocks.keys, false));
+  }
   check_fits(a, "block_q", &AttentionBlocks::queries, tile_attention_program);
   const auto out = tiles::call(tile_attention_program(a), in,
                                4.0 * static_cast<double>(a.batch * a.heads * a.head_dim) *
@@ -428,8 +495,8 @@ AttentionResult tile_attention(Tensor q, Tensor k, Tensor v, const LocalAttentio
 }
 
 AttentionGradient tile_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
-                                          const LocalAttention& how) {
-  const TileAttention a = call_of(q, k, how);
+                                          const LocalAttention& options) {
+  const TileAttention a = call_of(q, k, options);
   using Fused = AttentionBlocks::Fused;
   bool fused = a.blocks.fused_gradient != Fused::no;
   const auto of_kind = [](TileGradient kind) {
@@ -448,7 +515,7 @@ AttentionGradient tile_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y
   }
   const DType wide = DType::f32;
   dy = cast(dy, a.type);
-  // Rows without keys have a log-sum-exp so small that differences from it mean nothing: their logits get no weight.
+  // A row without keys has an arbitrary, very small log-sum-exp: replacing it gives its logits zero weight.
   Tensor logs = lse * kLog2e;
   logs = where(lt(logs, scalar_like(logs, kMasked * 1e-3)), full(logs.graph(), -kMasked, logs.shape()), logs);
   Tensor slopes = transpose(sum(cast(y, wide) * cast(dy, wide), {-1}), {0, 2, 1});
@@ -460,10 +527,15 @@ AttentionGradient tile_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y
                   bk = of_keys ? a.blocks.gradient_keys : a.blocks.dq_keys, lq = round_up(a.queries, bq),
                   lk = round_up(a.keys, bk);
     std::vector<Tensor> in;
-    if (a.limited) in.push_back(limits_of(q.graph(), a, how));
+    if (a.limited) in.push_back(limits_of(q.graph(), a, options));
     for (const auto& [x, length] : {std::pair{q, lq}, {k, lk}, {v, lk}, {dy, lq}})
       in.push_back(to_kernel(a, x, length));
     for (Tensor x : {logs, slopes}) in.push_back(reshape(pad_end(x, 2, lq), {a.batch, a.heads, lq / bq, 1, bq}));
+    if (a.key_bias) in.push_back(to_line(options.key_bias * kLog2e, lk, bk, true));
+    if (a.segments) {
+      in.push_back(to_line(options.query_segments, lq, bq, false));
+      in.push_back(to_line(options.key_segments, lk, bk, true));
+    }
     return tiles::call(tile_gradient_program(a, kind), in, kind == TileGradient::dq ? work : (fused ? 4 : 3) * work);
   };
   if (!fused) {
@@ -482,7 +554,12 @@ AttentionGradient tile_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y
     const int64_t group = a.heads / a.kv_heads;
     return group == 1 ? x : sum(reshape(cast(x, wide), {a.batch, a.keys, a.kv_heads, group, a.head_dim}), {3});
   };
-  return {from_kernel(a, out[0], a.queries, a.heads), of_keys(out[1]), of_keys(out[2])};
+  AttentionGradient g{from_kernel(a, out[0], a.queries, a.heads), of_keys(out[1]), of_keys(out[2])};
+  if (a.key_bias) {
+    const int64_t length = out[3].dim(2) * out[3].dim(4);
+    g.key_bias = slice_axis(reshape(sum(out[3], {1}), {a.batch, length}), 1, 0, a.keys);
+  }
+  return g;
 }
 
 }  // namespace md

@@ -1,6 +1,6 @@
-// Attention as kernels of our own for TPUs, written as tile programs: logits are made in blocks of fast memory and
-// never stored. On other devices the same programs run as StableHLO, which tests read. Sources: Rabe and Staats 2021,
-// Dao et al. 2022 and 2023 (online softmax, log-sum-exp, the gradient from it).
+// Attention as custom kernels for TPUs, written as tile programs: logits are computed in blocks of fast memory and
+// never stored. On other devices the same programs run as StableHLO, for tests. Sources: Rabe and Staats 2021, Dao et
+// al. 2022 and 2023 (online softmax, log-sum-exp, the gradient from it).
 #pragma once
 
 #include "maxdiffusion/ops/attention_parts.h"
@@ -8,43 +8,50 @@
 
 namespace md {
 
-/// What kernels have to know of a TPU.
+/// Properties of a TPU that kernels depend on.
 struct TileChip {
   int64_t matrix = 128;                     // rows and columns of a matrix unit
-  int64_t fast_memory = int64_t{16} << 20;  // bytes that a kernel may take
+  int64_t fast_memory = int64_t{16} << 20;  // bytes that a kernel may use
 };
-/// Of a device kind, as the plugin names it; what all TPUs have for others.
+/// Properties of a device kind, as named by the plugin; for unknown kinds those common to all TPUs.
 TileChip tile_chip(const std::string& kind);
 
-/// One call of the kernels: sizes of a device, lengths as they are before filling up to whole blocks.
+/// One kernel call: sizes on one device, lengths before padding to whole blocks.
 struct TileAttention {
   int64_t batch = 1, heads = 1, kv_heads = 1, queries = 0, keys = 0, head_dim = 0;
   DType type = DType::bf16;
   double scale = 1;
   bool causal = false;
-  bool exact = false;    // products of f32 in f32
-  bool limited = false;  // lengths and positions are given as scalars: the first query's position minus the first
-                         // key's, then each sample's number of keys
+  bool exact = false;    // products of f32 inputs are computed in f32
+  bool limited = false;  // lengths and positions are scalar inputs: the first query's position minus the first key's,
+                         // then each sample's number of keys
+  bool key_bias = false, segments = false;  // whether these arrays are inputs
   AttentionBlocks blocks = {};
   TileChip chip = {};
 };
-/// `blocks` with the sizes that are not set; blocks of queries of one size, blocks of keys no longer than the keys.
-/// Throws invalid_config, with key, value, limit and the nearest valid value, for sizes that no kernel has.
+/// `blocks` with unset sizes filled in; all blocks of queries have one size, and blocks of keys are no longer than the
+/// keys. Throws invalid_config, with key, value, limit and the nearest valid value, for sizes that no kernel supports.
 AttentionBlocks tile_blocks(const TileAttention& a);
 
-/// scalars if limited, q, k, v → y, log-sum-exp [B, H, blocks of queries, 1, block].
+/// Inputs, each if present: scalars (`limited`), q, k, v, key_bias as rows, segments of queries as columns, segments of
+/// keys as rows. Results: y, log-sum-exp [B, H, blocks of queries, 1, block]. Rows are [B, blocks, 1, block]; columns
+/// are [B, length, 128], repeated along the last axis. key_bias is multiplied by log2(e), or divided by the scale:
+/// tile_bias_factor().
 tiles::Program tile_attention_program(const TileAttention& a);
+double tile_bias_factor(const TileAttention& a);
 
 enum class TileGradient { fused, dq, dkv };
-/// scalars if limited, q, k, v, dy, log-sum-exp and Σ y · dy of each row as [B, H, blocks of queries, 1, block], the
-/// first times log2(e) → dq (fused, dq), dk, dv of each head of q (fused, dkv).
+/// Inputs, each if present: scalars (`limited`), q, k, v, dy; log-sum-exp, times log2(e), and Σ y · dy of each row, as
+/// [B, H, blocks of queries, 1, block]; key_bias as columns, times log2(e); segments of queries as rows, segments of
+/// keys as columns. Results: dq (fused, dq); dk and dv of each head of q, and the gradient of key_bias for each head as
+/// rows [B, H, blocks of keys, 1, block] (fused, dkv).
 tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind);
 
-/// Why there is no kernel for these arrays; null if there is.
-const char* tile_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
-/// As local_attention(); k and v may have fewer heads (grouped-query attention).
-AttentionResult tile_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& how);
+/// Why no kernel supports these arrays; null if one does.
+const char* tile_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& options);
+/// Like local_attention(); k and v may have fewer heads (grouped-query attention).
+AttentionResult tile_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& options);
 AttentionGradient tile_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
-                                          const LocalAttention& how);
+                                          const LocalAttention& options);
 
 }  // namespace md

@@ -1,5 +1,5 @@
-// Tensors known when the graph is built: splats, small tables, and counting. They have no inputs and are cheap, so a
-// loop body repeats them instead of capturing them.
+// Tensors known when the graph is built: splats, small tables, and iota. They have no inputs and are cheap, so a loop
+// body clones them instead of capturing them.
 #include <cmath>
 
 #include "maxdiffusion/base/error.h"

@@ -13,8 +13,8 @@
 namespace md {
 namespace {
 
-// A scan node: inputs are the initial carry, then the stacked values that are read by row, then captures.
-// Body: arguments are index, carry, rows; results are carry, rows to stack.
+// A scan node. Inputs: the initial carry, then the stacked values that are read by row, then captures. Arguments of the
+// body: index, carry, rows. Results of the body: carry, rows to stack.
 struct ScanAttrs {
   int64_t length = 0;
   bool reverse = false;
@@ -39,7 +39,7 @@ Value compare_less(EmitCtx& c, const Value& a, const Value& b) {
                 "compare_type = #stablehlo<comparison_type SIGNED>");
 }
 
-// while (i < n) { row = reverse ? n − 1 − i : i; … }, each stacked result written into its buffer at `row`.
+// Prints while (i < n) { row = reverse ? n − 1 − i : i; … }; each stacked result is written to its buffer at `row`.
 void emit_scan(EmitCtx& c) {
   const auto& a = c.attrs<ScanAttrs>();
   const Graph& body = *c.node().bodies[0];
@@ -92,8 +92,8 @@ void emit_scan(EmitCtx& c) {
   for (size_t i = 0; i < a.outputs.size(); ++i) c.set_out(out[1 + i], static_cast<int>(i));
 }
 
-// Access of the reversed loop's body to values of the forward body: rows and captures directly, cheap values computed
-// again, the rest stored by the forward loop and read by row ("residuals").
+// Access of the reversed loop's body to values of the forward body: rows and captures are read directly, cheap values
+// are recomputed, others are stored by the forward loop and read by row ("residuals").
 class BodyView final : public ForwardView {
  public:
   BodyView(const VjpCtx& c, const ScanAttrs& attrs, const Graph& forward, Graph& backward, Tensor index)
@@ -106,7 +106,7 @@ class BodyView final : public ForwardView {
               .emplace_back(c.in(static_cast<int>(attrs.carries + i)),
                             backward.argument(arguments[1 + attrs.carries + i].shape()))
               .second;
-    for (const auto& [t, row] : known_) given_.insert(t);
+    for (const auto& [t, row] : known_) per_iteration_.insert(t);
     for (size_t i = 0; i < forward.captures().size(); ++i)
       outer_of_[forward.captures()[i].second] = c.in(static_cast<int>(attrs.carries + attrs.slices + i));
   }
@@ -126,7 +126,7 @@ class BodyView final : public ForwardView {
     return known_[t] = residuals_.back().second;
   }
   Node& home(Node& n) override { return n; }
-  bool at_hand(Tensor t) override { return given_.contains(t) || outer_of_.contains(t); }
+  bool at_hand(Tensor t) override { return per_iteration_.contains(t) || outer_of_.contains(t); }
 
   /// (stacked outer value, its row in the backward body).
   const std::vector<std::pair<Tensor, Tensor>>& rows() const { return rows_; }
@@ -136,11 +136,11 @@ class BodyView final : public ForwardView {
  private:
   Graph& backward_;
   std::map<Tensor, Tensor> known_, outer_of_;
-  std::set<Tensor> given_;  // index and rows
+  std::set<Tensor> per_iteration_;  // index and rows
   std::vector<std::pair<Tensor, Tensor>> rows_, residuals_;
 };
 
-// Which values of a body lead to (or from) which: a forward pass over its nodes, per set of seeds.
+// The nodes of a body that depend on the seeds.
 std::unordered_set<const Node*> reached_from(const Graph& body, const std::vector<Tensor>& seeds) {
   std::unordered_set<const Node*> reached;
   for (Tensor t : seeds) reached.insert(t.node());
@@ -155,7 +155,7 @@ std::unordered_set<const Node*> reached_from(const Graph& body, const std::vecto
   return reached;
 }
 
-// Adds `value` of the forward body to what its loop stacks, unless it is stacked already; returns the output.
+// Stacks `value` of the forward body in its loop, unless it is stacked already; returns the output.
 Tensor stack_residual(Node& scan, Tensor value) {
   auto& attrs = std::any_cast<ScanAttrs&>(scan.attributes);
   Graph& body = *scan.bodies[0];
@@ -169,7 +169,7 @@ Tensor stack_residual(Node& scan, Tensor value) {
 
 extern const OpDef kScan;
 
-// The gradient of a loop is the loop backwards. Its carry: cotangents of the forward carry, and one sum per capture.
+// The gradient of a loop is the loop in reverse. Its carry: cotangents of the forward carry, and one sum per capture.
 // Its rows: cotangents of the stacked results, the forward rows, and residuals. It stacks the cotangents of the rows.
 Grads scan_vjp(const VjpCtx& c) {
   Node& home = c.view().home(const_cast<Node&>(c.node()));
@@ -182,19 +182,20 @@ Grads scan_vjp(const VjpCtx& c) {
     return input < operands ? argument(input) : forward.captures()[input - operands].second;
   };
 
-  // Carries that depend on a wanted input, now or after some turns; and those that a cotangent reaches.
-  std::vector<bool> wanted(attrs.carries), reached(attrs.carries);
-  for (size_t i = 0; i < attrs.carries; ++i) wanted[i] = c.needs(static_cast<int>(i));
+  // Carries that depend on an input with a needed gradient, possibly after several iterations; and carries that a
+  // cotangent reaches.
+  std::vector<bool> needed(attrs.carries), reached(attrs.carries);
+  for (size_t i = 0; i < attrs.carries; ++i) needed[i] = c.needs(static_cast<int>(i));
   for (bool grew = true; grew;) {
     grew = false;
     std::vector<Tensor> seeds;
     for (size_t i = 0; i < inputs; ++i)
-      if (i < attrs.carries ? wanted[i] : c.needs(static_cast<int>(i))) seeds.push_back(inner(i));
+      if (i < attrs.carries ? needed[i] : c.needs(static_cast<int>(i))) seeds.push_back(inner(i));
     const auto from = reached_from(forward, seeds);
     for (size_t i = 0; i < attrs.carries; ++i)
-      if (!wanted[i] && is_float(results[i].dtype()) && from.contains(results[i].node())) grew = wanted[i] = true;
+      if (!needed[i] && is_float(results[i].dtype()) && from.contains(results[i].node())) grew = needed[i] = true;
   }
-  for (size_t i = 0; i < attrs.carries; ++i) reached[i] = wanted[i] && static_cast<bool>(c.dy(static_cast<int>(i)));
+  for (size_t i = 0; i < attrs.carries; ++i) reached[i] = needed[i] && static_cast<bool>(c.dy(static_cast<int>(i)));
   for (bool grew = true; grew;) {
     grew = false;
     std::vector<Tensor> ends;
@@ -202,7 +203,7 @@ Grads scan_vjp(const VjpCtx& c) {
       if (i < attrs.carries ? reached[i] : i < c.out_count() && c.dy(static_cast<int>(i))) ends.push_back(results[i]);
     const auto live = live_nodes(forward, ends);
     for (size_t i = 0; i < attrs.carries; ++i)
-      if (wanted[i] && !reached[i] && live.contains(argument(i).node())) grew = reached[i] = true;
+      if (needed[i] && !reached[i] && live.contains(argument(i).node())) grew = reached[i] = true;
   }
 
   auto body = std::make_shared<Graph>(c.into());
@@ -226,16 +227,16 @@ Grads scan_vjp(const VjpCtx& c) {
     ys.push_back(results[i]);
     dys.push_back(rows.back().second);
   }
-  std::vector<size_t> x_input;  // input behind each x
+  std::vector<size_t> x_input;  // input of each x
   for (size_t i = 0; i < inputs; ++i) {
-    if (i < attrs.carries ? !wanted[i] : !c.needs(static_cast<int>(i))) continue;
+    if (i < attrs.carries ? !needed[i] : !c.needs(static_cast<int>(i))) continue;
     xs.push_back(inner(i));
     x_input.push_back(i);
   }
   const Grads dxs = c.sweep()(ys, dys, xs, *body, view);
 
   std::vector<Tensor> stacked_out;
-  std::vector<int> output_of(inputs, -1);  // output of the backward loop that is the cotangent of an input
+  std::vector<int> output_of(inputs, -1);  // for each input, the backward loop's output that is its cotangent
   std::vector<size_t> stacked_input;
   for (size_t k = 0; k < xs.size(); ++k) {
     const size_t i = x_input[k];
@@ -338,7 +339,7 @@ Tensor ScanStep::slice(Tensor stacked) {
   return slices_.back().second;
 }
 
-/// Traces the body of a scan; the only one to fill a ScanStep.
+/// Traces the body of a scan; the only code that fills a ScanStep.
 struct ScanBuilder {
   static ScanResult build(int64_t length, const std::vector<Tensor>& init, const ScanBody& trace, bool reverse) {
     check(!init.empty(), Code::invalid_graph, "scan: the carry is empty");

@@ -27,7 +27,7 @@ class ScanStep {
 
 struct ScanResult {
   std::vector<Tensor> carry;    // same shapes as the initial carry
-  std::vector<Tensor> stacked;  // each body value [..] comes out as [n, ..]
+  std::vector<Tensor> stacked;  // each body value [..], stacked to [n, ..]
 };
 using ScanBody = std::function<ScanResult(ScanStep& step, const std::vector<Tensor>& carry)>;
 

@@ -1,5 +1,5 @@
-// Convolution as three bilinear records: y = conv(x, w) and its two gradients. Each gradient of each record is one of
-// the other two, so derivatives of any order close over these three and no record needs a transpose node.
+// Convolution as three bilinear records: y = conv(x, w) and its two gradients. Each gradient of a record is one of the
+// other two records, so derivatives of any order need only these three and no transpose node.
 #include "maxdiffusion/ops/conv.h"
 
 #include <fmt/format.h>
@@ -44,7 +44,7 @@ std::vector<Line> lines(const ConvOptions& o, const Dims& x, const Dims& w) {
   return all;
 }
 
-/// Gradient records keep the options of the forward convolution and the sizes of what they return.
+/// Attributes of gradient records: the options of the forward convolution and the sizes of the result.
 struct ConvGrad {
   ConvOptions options;
   Dims dims;
@@ -77,7 +77,7 @@ Shape infer_forward(const ConvOptions& o, const Shape& x, const Shape& w) {
 
 // ---- printing
 
-/// The words of one convolution; per spatial axis in order.
+/// Attributes of one convolution, per spatial axis in order.
 struct Window {
   Dims stride, low, high, lhs_dilation, rhs_dilation;
   int64_t feature_groups = 1, batch_groups = 1;
@@ -114,17 +114,18 @@ Value print_conv(EmitCtx& c, const Value& lhs, const Value& rhs, const char* lhs
                   mlir_array(w.lhs_dilation), mlir_array(w.rhs_dilation), w.feature_groups, w.batch_groups, p, p));
 }
 
-// ---- the table by which each of the three records is printed
+// ---- the table of implementations of the three records
 
 struct PrintCall {
   EmitCtx& c;
   const ConvOptions& options;
   const Dims& w;                   // sizes of the kernel array
-  const char* cpu_kernel;          // that does this record
+  const char* cpu_kernel;          // the kernel for this record
   Value (*by_compiler)(EmitCtx&);  // as stablehlo.convolution
 };
 
-/// The CPU kernel does two or three axes and one group, nothing dilated or cropped, some input in every window.
+/// Why the CPU kernel does not support a convolution. It supports two or three axes and one group, without dilation or
+/// cropping, and with some input in every window.
 const char* cpu_kernel_refuses(const ConvOptions& o, const Dims& w, DType in, DType out) {
   auto all = [](const Dims& d, auto holds) { return std::all_of(d.begin(), d.end(), holds); };
   auto is_one = [](int64_t d) { return d == 1; };
@@ -144,7 +145,7 @@ const char* cpu_kernel_refuses(const PrintCall& p) {
   return cpu_kernel_refuses(p.options, p.w, p.c.in(0).shape.dtype, p.c.out().dtype);
 }
 
-/// The kernel reads weights in f32 where those were only rounded, and leaves gradients of them as the sums they are.
+/// The kernel reads weights in f32 if they were only rounded from it, and returns their gradients as unrounded sums.
 Value print_cpu_kernel(const PrintCall& p) {
   EmitCtx& c = p.c;
   const Shape& out = c.out();
@@ -176,7 +177,7 @@ Value forward_by_compiler(EmitCtx& c) {
   return print_conv(c, c.in(0), c.in(1), "bSf", "oiS", "bSf", w, o.precision);
 }
 
-/// w [G·O, I, k…] as [O, G·I, k…]: the layout in which a grouped kernel is read backwards.
+/// w [G·O, I, k…] as [O, G·I, k…]: the layout in which a grouped kernel is applied in reverse.
 Value swap_groups(EmitCtx& c, const Value& w, int64_t groups) {
   if (groups == 1) return w;
   const Dims& d = w.shape.dims;
@@ -192,8 +193,8 @@ Value swap_groups(EmitCtx& c, const Value& w, int64_t groups) {
   return c.emit("stablehlo.reshape", {v}, {t, merged});
 }
 
-/// The reversed kernel, as a separate statement: convolution's window_reversal sends XLA's CPU code down a path two
-/// orders of magnitude slower.
+/// The reversed kernel, as a separate statement: window_reversal of a convolution makes XLA's CPU code two orders of
+/// magnitude slower.
 Value reversed(EmitCtx& c, const Value& w) {
   Axes spatial;
   bool any = false;
@@ -204,7 +205,7 @@ Value reversed(EmitCtx& c, const Value& w) {
   return any ? c.emit("stablehlo.reverse", {w}, w.shape, "dimensions = " + mlir_array(spatial)) : w;
 }
 
-/// dx: dy with zeros between its elements meets the kernel read backwards. in(0): dy, in(1): w.
+/// dx: dy, with zeros between its elements, convolved with the reversed kernel. in(0): dy, in(1): w.
 Value input_grad_by_compiler(EmitCtx& c) {
   const auto& a = c.attrs<ConvGrad>();
   const ConvOptions& o = a.options;
@@ -217,7 +218,7 @@ Value input_grad_by_compiler(EmitCtx& c) {
   return print_conv(c, c.in(0), swap_groups(c, reversed(c, c.in(1)), o.groups), "bSf", "ioS", "bSf", w, o.precision);
 }
 
-/// dw: the batch is what is summed over, dy is the kernel. in(0): x, in(1): dy.
+/// dw: a sum over the batch, with dy as the kernel. in(0): x, in(1): dy.
 Value weight_grad_by_compiler(EmitCtx& c) {
   const auto& a = c.attrs<ConvGrad>();
   const ConvOptions& o = a.options;
@@ -242,14 +243,14 @@ Tensor weight_grad(Tensor x, Tensor dy, const ConvOptions& o, Dims w) {
   return apply(kConvWeightGrad, {x, dy}, ConvGrad{o, std::move(w)});
 }
 
-/// Of a convolution and of either gradient: every output element reads one input channel group under the kernel.
+/// FLOPs of a convolution or either gradient: every output element reads one group of input channels under the kernel.
 double flops_of(const Shape& y, const Dims& w) {
   double terms = 2;
   for (size_t i = 1; i < w.size(); ++i) terms *= static_cast<double>(w[i]);
   return terms * static_cast<double>(y.elements());
 }
 
-/// x, w, options: one to three spatial axes, uneven pads, strides, both dilations, groups, crops.
+/// Sizes and options of test samples: one to three spatial axes, uneven pads, strides, both dilations, groups, crops.
 struct Case {
   Dims x, w;
   ConvOptions options;
@@ -361,7 +362,7 @@ struct ConvCall {
   const ConvOptions& options;
 };
 
-/// If every output element reads one input element, a convolution is a matrix product over channels.
+/// Why a convolution is not a matrix product over channels. It is one if every output element reads one input element.
 const char* dot_refuses(const ConvCall& c) {
   const ConvOptions& o = c.options;
   if (o.groups != 1 || c.w.rank() != c.x.rank() || c.x.rank() < 3 || c.x.dim(-1) != c.w.dim(1))
@@ -383,15 +384,15 @@ const char* parts_refuse(const ConvCall& c) {
   return cpu_kernel_refuses(c.options, c.w.dims(), c.x.dtype(), sum_type(c.x.dtype()));
 }
 
-/// Each device has all channels of its images, and makes those of the result that its part of w does.
+/// Each device has all channels of its images, and computes the result's channels for its shard of w.
 Tensor conv_by_parts(const ConvCall& c) {
   const ConvOptions o = c.options;
   DimAxes y(c.x.dims().size()), x = y;
   {
     const Dims dims = infer_forward(o, c.x.shape(), c.w.shape()).dims;
-    const DimAxes wanted = c.x.graph().options().resolve(o.axes, dims);
-    y.front() = x.front() = wanted.front();
-    y.back() = wanted.back();
+    const DimAxes requested = c.x.graph().options().resolve(o.axes, dims);
+    y.front() = x.front() = requested.front();
+    y.back() = requested.back();
   }
   const DimAxes w = {y.back()};
   auto forward = [=](const std::vector<Tensor>& in) {
@@ -416,7 +417,7 @@ Tensor conv_by_parts(const ConvCall& c) {
 }
 
 constexpr KernelRow<ConvCall, Tensor> kConvolutions[] = {
-    {"dot", dot_refuses,  // its gradients are dots too, which XLA's CPU code does several times faster
+    {"dot", dot_refuses,  // its gradients are dots too, which are several times faster on XLA's CPU
      [](const ConvCall& c) {
        return dot(c.x, reshape(c.w, {c.w.dim(0), c.w.dim(1)}),
                   {.lhs_contract = {-1}, .rhs_contract = {1}, .precision = c.options.precision});

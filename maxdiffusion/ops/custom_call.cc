@@ -26,11 +26,11 @@ constexpr OpDef kCustomCall = {
 }  // namespace
 
 std::vector<Value> emit_custom_call(EmitCtx& c, const std::vector<Value>& operands, const CustomCall& call) {
-  CustomCall own = call;
+  CustomCall renamed = call;
   if (call.in_place.empty() && !call.has_side_effect &&
       std::ranges::any_of(cpu_kernels(), [&](const Kernel& k) { return call.target == k.name; }))
-    own.fused_by = kFusedCallsKernel;
-  return c.emit_call(own, operands);
+    renamed.fused_by = kFusedCallsKernel;
+  return c.emit_call(renamed, operands);
 }
 
 bool one_kernel_type(const std::vector<Tensor>& arrays) {

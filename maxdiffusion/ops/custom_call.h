@@ -20,13 +20,14 @@ bool kernels_support(const std::vector<Tensor>& arrays);
 /// The reason of a row (ops/kernel_table.h) if kernels_support() is false.
 inline constexpr const char* kNotForCpuKernels = "the arrays are not f32 or bf16 on one CPU device";
 
-/// For records that are a call on some platforms. Calls of maxdiffusion/kernels without in-place results may be fused.
+/// For records that are a call on some platforms. Calls of maxdiffusion/kernels may be fused unless results are in
+/// place.
 std::vector<Value> emit_custom_call(EmitCtx& c, const std::vector<Value>& operands, const CustomCall& call);
 
 /// Arrays per list in one call of a kernel on many arrays. XLA's aliasing analysis is cubic in this number: 5 s for
 /// 400.
 inline constexpr size_t kPerCall = 48;
-/// No gradient; wrap it with custom_vjp.
+/// A custom call of the handler. It has no gradient; wrap it with custom_vjp.
 std::vector<Tensor> custom_call(Graph& g, const std::vector<Tensor>& inputs, CustomCall call);
 
 }  // namespace md

@@ -12,8 +12,8 @@ struct CustomVjp {
   std::function<Grads(const std::vector<Tensor>&, const std::vector<Tensor>&, const Grads&)> backward;
 };
 
-// Identity on the ys of (xs…, ys…): the cotangents of the outputs go to the user's function and on to the xs, so no
-// cotangent ever enters the forward function.
+// The identity on the ys of (xs…, ys…). Cotangents of the outputs are passed to the user's function, whose results are
+// the cotangents of xs; so no cotangent enters the forward function.
 const OpDef kCustomVjp = {
     .name = "custom_vjp",
     .infer =

@@ -1,5 +1,5 @@
-// Matrix products: one record, stablehlo.dot_general. Its gradient is two more of the same, with the operand order
-// chosen so that the result usually needs no transpose.
+// Matrix products: one record, stablehlo.dot_general. Its gradient is two more of them, with an operand order for which
+// the result usually needs no transpose.
 #include "maxdiffusion/ops/dot.h"
 
 #include <fmt/format.h>
@@ -23,7 +23,7 @@ namespace {
 
 bool contains(const Axes& axes, int64_t a) { return std::find(axes.begin(), axes.end(), a) != axes.end(); }
 
-/// Axes of a tensor of this rank that are neither contracted nor batch, rising.
+/// Axes of a tensor of this rank that are neither contracted nor batch, ascending.
 Axes free_axes(int64_t rank, const Axes& contract, const Axes& batch) {
   Axes free;
   for (int64_t a = 0; a < rank; ++a)
@@ -46,8 +46,8 @@ std::vector<Shape> infer_dot(const InferCtx& c) {
   };
   pair(d.lhs_contract, d.rhs_contract, "contracted");
   pair(d.lhs_batch, d.rhs_batch, "batch");
-  auto distinct = [&](Axes axes, const Axes& more, const Shape& s) {
-    axes.insert(axes.end(), more.begin(), more.end());
+  auto distinct = [&](Axes axes, const Axes& extra, const Shape& s) {
+    axes.insert(axes.end(), extra.begin(), extra.end());
     std::sort(axes.begin(), axes.end());
     check(std::adjacent_find(axes.begin(), axes.end()) == axes.end(), Code::invalid_graph,
           "dot: an axis of {} is named twice", to_string(s));
@@ -61,10 +61,10 @@ std::vector<Shape> infer_dot(const InferCtx& c) {
   return {out};
 }
 
-// ---- the table by which the record is printed
+// ---- the table of implementations of the record
 
-/// Axes as one: their size, and the stride of the last that has more than one element. Absent where they are not evenly
-/// spaced in a dense array of these sizes.
+/// Several axes as one: their total size, and the stride of the last axis with more than one element. None if the
+/// elements are not evenly spaced in a dense array of these sizes.
 struct Joined {
   int64_t size = 1, stride = 1;
 };
@@ -82,7 +82,7 @@ std::optional<Joined> joined(const Dims& dims, const Axes& axes) {
   return all;
 }
 
-/// A product in the form of the CPU kernel.
+/// A product in the CPU kernel's form.
 struct Product {
   Dims sizes, strides;
 };
@@ -99,14 +99,14 @@ std::optional<Product> as_product(const Dims& a, const Dims& b, const DotDims& d
                  {ab->stride, am->stride, ak->stride, bb->stride, bk->stride, bn->stride}};
 }
 
-/// The product `n`: the node of `c`, or one that the node of `c` fuses.
+/// The product `n`: the node of `c`, or one that it fuses.
 struct PrintCall {
   EmitCtx& c;
   const Node& n;
   std::optional<Product> product = as_product(n.inputs[0].dims(), n.inputs[1].dims(), n.attrs<DotDims>());
 };
 
-/// Products below which a call costs more than it brings.
+/// Number of multiplications below which a call is slower.
 constexpr double kSmall = 1 << 14;
 
 const char* cpu_kernel_refuses(const PrintCall& call) {
@@ -120,7 +120,7 @@ const char* cpu_kernel_refuses(const PrintCall& call) {
   return product_kernel_pays(o, type, multiplications) ? nullptr : "the compiler's own code is faster";
 }
 
-/// The kernel rounds as it reads.
+/// Calls the kernel, which rounds operands as it reads them.
 Value call_cpu_kernel(const PrintCall& call, DType result, const std::vector<Value>& bias) {
   EmitCtx& c = call.c;
   std::vector<Value> operands = {c.unrounded(call.n.inputs[0]), c.unrounded(call.n.inputs[1])};
@@ -141,7 +141,7 @@ bool sums_over_rows(const Node& n) {
          static_cast<int64_t>(d.rhs_contract.size()) == n.inputs[1].rank() - 1;
 }
 
-/// Gradients of weights leave the kernel as the sums that they are: the optimizer wants them so.
+/// Gradients of weights keep the type of the sum, which the optimizer reads.
 Value print_cpu_kernel(const PrintCall& call) {
   EmitCtx& c = call.c;
   if (c.out().dtype != DType::bf16 || !c.node().backward || !sums_over_rows(c.node()))
@@ -170,8 +170,8 @@ constexpr KernelRow<PrintCall, Value> kPrinters[] = {
     {"stablehlo.dot_general", never, print_dot_general},
 };
 
-/// Cotangent of one operand. `mine` and `other` name its axes and its partner's; `dy_mine` and `dy_other` are where
-/// their free axes lie in dy, whose first axes are the batch.
+/// Cotangent of one operand. `mine` and `other` name its axes and its partner's; `dy_mine` and `dy_other` are the
+/// positions of their free axes in dy, whose first axes are the batch.
 Tensor operand_grad(const VjpCtx& c, int operand, const DotDims& d) {
   const bool left = operand == 0;
   Tensor x = c.in(operand), partner = c.in(1 - operand);
@@ -187,8 +187,8 @@ Tensor operand_grad(const VjpCtx& c, int operand, const DotDims& d) {
   int64_t first = nb + (left ? static_cast<int64_t>(free.size()) : 0);
   for (size_t i = 0; i < partner_free.size(); ++i) dy_partner.push_back(first + static_cast<int64_t>(i));
 
-  // Contracting dy with the partner leaves: batch, then my free axes and my contracted ones, in the order of the
-  // operands. The contracted ones come in the partner's rising order.
+  // Contracting dy with the partner gives batch axes, then my free axes and my contracted ones, in operand order. The
+  // contracted axes are in ascending order of the partner's.
   Axes by_partner(partner_contract.size());
   for (size_t i = 0; i < by_partner.size(); ++i) by_partner[i] = static_cast<int64_t>(i);
   std::sort(by_partner.begin(), by_partner.end(), [&](int64_t i, int64_t j) {
@@ -197,7 +197,7 @@ Tensor operand_grad(const VjpCtx& c, int operand, const DotDims& d) {
   Axes contracted;
   for (int64_t i : by_partner) contracted.push_back(contract[static_cast<size_t>(i)]);
 
-  auto order = [&](bool dy_first) {  // the axis of x that each result axis is
+  auto order = [&](bool dy_first) {  // the axis of x for each axis of the result
     Axes o = batch;
     const Axes &second = dy_first ? contracted : free, &third = dy_first ? free : contracted;
     o.insert(o.end(), third.begin(), third.end());
@@ -250,9 +250,9 @@ constexpr OpDef kDot = {
     .is_dot = true,
 };
 
-// ---- a bias behind a product
+// ---- a bias after a product
 
-/// y + b over the last axis. A kernel adds it to the sums of the product that y is, if it is nothing else.
+/// y + b over the last axis. If y is a product without other uses, the kernel adds b to its sums.
 constexpr OpDef kAddBias = {
     .name = "add_bias",
     .infer =

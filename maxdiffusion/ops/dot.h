@@ -26,8 +26,8 @@ bool product_kernel_pays(const GraphOptions& options, DType type, double multipl
 /// Gradient: two dots and a transpose each. Throws invalid_graph with both shapes and axes.
 Tensor dot(Tensor a, Tensor b, DotDims dims);
 Tensor dot(Tensor a, Tensor b, DotDims dims, DType accumulate);
-/// y + b over the last axis of y; b: [n], or [y's first axis, n] where y has more than two. b has y's type, or another,
-/// which is converted or added unconverted.
+/// y + b over the last axis of y. b: [n], or [y's first axis, n] if y has more than two axes. b has y's type, or
+/// another type, which is converted to y's or added unconverted.
 Tensor add_bias(Tensor y, Tensor b);
 /// [..., M, K] × [..., K, N] with equal leading axes.
 Tensor matmul(Tensor a, Tensor b, Precision p = Precision::default_);

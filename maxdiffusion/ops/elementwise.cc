@@ -1,5 +1,5 @@
-// Arithmetic, comparison and choice, element by element. Records see equal shapes: the functions users call broadcast
-// first, so a cotangent is summed back by broadcast's own rule and not by the records here.
+// Elementwise arithmetic, comparison and selection. Inputs of records have equal shapes: the public functions broadcast
+// first, so broadcast's gradient rule sums cotangents, not these records.
 #include "maxdiffusion/ops/elementwise.h"
 
 #include <fmt/format.h>
@@ -60,15 +60,15 @@ std::vector<Shape> truth(const InferCtx& c) {
 
 std::vector<OpSample> anywhere() { return {{{f64({2, 3})}}, {{f64({})}}}; }
 std::vector<OpSample> positive() { return {{.inputs = {f64({2, 3})}, .low = 0.3, .high = 2}}; }
-std::vector<OpSample> steps() { return {{.inputs = {f64({7})}, .low = 0.1, .high = 0.4}}; }  // away from the jumps
+std::vector<OpSample> steps() { return {{.inputs = {f64({7})}, .low = 0.1, .high = 0.4}}; }  // without discontinuities
 std::vector<OpSample> pairs() { return {{{f64({2, 3}), f64({2, 3})}}}; }
 std::vector<OpSample> positive_pairs() { return {{.inputs = {f64({2, 3}), f64({2, 3})}, .low = 0.5, .high = 2}}; }
 std::vector<OpSample> small_integers() { return {{.inputs = {s32({5}), s32({5})}, .low = 0, .high = 6}}; }
 
 // ---- arithmetic
 
-/// Where a kernel makes one operand of a sum and the compiler has no other reason to write the other, the sum is a
-/// kernel too, so that it does not part its neighbours.
+/// If a kernel computes one operand of a sum and the compiler need not materialize the other, the sum is a kernel call
+/// too, so that it does not separate adjacent calls.
 bool add_is_kernel(EmitCtx& c) {
   constexpr int64_t kSmall = 4096;
   const Node& n = c.node();
@@ -123,7 +123,7 @@ constexpr OpDef kDiv = {
     .samples = positive_pairs,
 };
 
-/// q = a/b without its fraction: d(a − b·q)/db = −q almost everywhere.
+/// q = a/b truncated: d(a − b·q)/db = −q almost everywhere.
 constexpr OpDef kRem = {
     .name = "remainder",
     .infer = numeric,
@@ -135,7 +135,8 @@ constexpr OpDef kRem = {
     .samples = positive_pairs,
 };
 
-/// The derivative in the base is 0 where the exponent is 0, and in the exponent 0 where the base is 0, as in PyTorch.
+/// The derivative with respect to the base is 0 if the exponent is 0, and with respect to the exponent 0 if the base is
+/// 0, as in PyTorch.
 constexpr OpDef kPow = {
     .name = "power",
     .infer = numeric,
@@ -148,7 +149,8 @@ constexpr OpDef kPow = {
     .samples = positive_pairs,
 };
 
-/// Cotangents of an operation that returns one of its operands: `first` where it is a's, half each where they agree.
+/// Cotangents of an operation that returns one of its operands. `first`: pred, true where the result is a and not b. At
+/// a tie each operand gets half.
 Grads share_between(const VjpCtx& c, Tensor first) {
   Tensor zero = zeros_like(c.dy()), tie = where(eq(c.in(0), c.in(1)), c.dy() * 0.5, zero);
   return {c.needs(0) ? where(first, c.dy(), tie) : Tensor(),
@@ -418,10 +420,10 @@ constexpr OpDef kCast = {
     .emit =
         [](EmitCtx& c) {
           const DType from = c.in().shape.dtype, to = c.out().dtype;
-          Tensor made = c.node().inputs[0];
-          while (is_reshape(made)) made = made.node()->inputs[0];
-          // Who casts there and back wants to round.
-          if (const Value& wide = c.unrounded(); !is_cast(made) && to == wide.shape.dtype) return c.set_out(wide);
+          Tensor operand = c.node().inputs[0];
+          while (is_reshape(operand)) operand = operand.node()->inputs[0];
+          // A cast to a narrower type and back is a rounding and must not be removed.
+          if (const Value& wide = c.unrounded(); !is_cast(operand) && to == wide.shape.dtype) return c.set_out(wide);
           c.simple("stablehlo.convert");
           if (from == DType::f32 && to == DType::bf16) c.set_unrounded(c.in());
         },
@@ -497,7 +499,7 @@ constexpr OpDef kSelect = {
 
 // ---- broadcasting
 
-/// NumPy's broadcast shape; none if incompatible, which the shape rule reports.
+/// NumPy's broadcast shape; none if incompatible, which the shape rule then reports.
 std::optional<Dims> common_dims(const Dims& a, const Dims& b) {
   const Dims &wide = a.size() >= b.size() ? a : b, &narrow = a.size() >= b.size() ? b : a;
   Dims out = wide;

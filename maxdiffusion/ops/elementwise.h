@@ -54,7 +54,7 @@ Tensor clamp(Tensor x, double low, double high);
 Tensor cast(Tensor x, DType to);
 /// Whether x is the result of cast().
 bool is_cast(Tensor x);
-/// Same bits as another type of the same size.
+/// The same bits as another type of the same size.
 Tensor bitcast(Tensor x, DType to);
 
 /// pred of the broadcast shape.
@@ -92,7 +92,7 @@ Tensor constant(Graph& g, double value, DType dtype = DType::f32);  // scalar
 Tensor full(Graph& g, double value, Shape shape);
 Tensor full_like(Tensor x, double value);
 Tensor zeros_like(Tensor x);
-/// The value of a constant made by `constant` or `full`; none for any other tensor.
+/// The value of a constant that `constant` or `full` created; none for other tensors.
 std::optional<double> splat_value(Tensor x);
 /// Values of a table; bytes are printed into the program, so keep it small.
 Tensor constant(Graph& g, const HostArray& values);

@@ -18,14 +18,14 @@ void require_indices(const InferCtx& c, const Shape& indices) {
         to_string(indices));
 }
 
-/// "1, 2, 3": the axes from…to−1, as a list of an attribute.
+/// "1, 2, 3": the axes from to to − 1, as the list in an attribute.
 std::string axes_text(int64_t from, int64_t to) {
   std::string s;
   for (int64_t a = from; a < to; ++a) s += fmt::format("{}{}", a > from ? ", " : "", a);
   return s;
 }
 
-/// Gather clamps indices; scatter drops those outside, so they are clamped here.
+/// Clamps indices: gather does so itself, but scatter drops indices out of range.
 Value clamped(EmitCtx& c, const Value& indices, int64_t rows) {
   Shape scalar{indices.shape.dtype, {}};
   return c.emit("stablehlo.clamp", {c.constant_int(0, scalar), indices, c.constant_int(rows - 1, scalar)},
@@ -105,7 +105,7 @@ constexpr OpDef kScatterAdd = {
     },
 };
 
-/// The cotangent is a mask rather than a scatter: B is small, and a mask splits over any mesh axis.
+/// The cotangent uses a mask instead of a scatter: B is small, and a mask can be sharded along any mesh axis.
 constexpr OpDef kTakePerBatch = {
     .name = "take_per_batch",
     .infer =

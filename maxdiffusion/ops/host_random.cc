@@ -1,4 +1,5 @@
-// The generator on the host. Compiled so that every processor rounds alike (no contraction of products and sums).
+// The generator on the host. Compiled so that every processor rounds in the same way (no contraction of products and
+// sums).
 #include <cmath>
 
 #include "maxdiffusion/base/error.h"
@@ -36,7 +37,7 @@ template <int kGroup>
   return x0;
 }
 
-/// The middle of the interval that 24 bits of an element choose among 2²⁴ of (−1, 1): exact, never ±1.
+/// The midpoint of one of 2²⁴ intervals of (−1, 1), selected by 24 bits: exact, never ±1.
 [[gnu::always_inline]] inline float symmetric(uint32_t bits) {
   return static_cast<float>(static_cast<int32_t>(bits >> 8) * 2 + 1 - (1 << 24)) * static_cast<float>(kUnit);
 }
@@ -61,7 +62,8 @@ template <class... Rest>
   return (w < 5 ? centre : tail) * u * 1.41421356f;
 }
 
-/// Elements from …, of a normal of deviation `scale`, or with `mass` < 1 the middle part of it that holds so much.
+/// Elements from `from` on, of a normal with standard deviation `scale`; with `mass` < 1, of its central part with that
+/// probability.
 MD_VECTORIZED void fill_normal(ThreefryWords key, uint64_t from, float mass, float scale, float* out, size_t n) {
   for (size_t i = 0; i < n; ++i) out[i] = normal_quantile(mass * symmetric(element(key, from + i))) * scale;
 }

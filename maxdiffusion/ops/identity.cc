@@ -1,4 +1,4 @@
-// Operations that compute nothing and mean something to autodiff, to remat policies, or to the compiler's scheduler.
+// Operations that compute nothing but have a meaning for autodiff, remat policies, or the compiler's scheduler.
 #include <fmt/format.h>
 
 #include "maxdiffusion/base/log.h"
@@ -32,8 +32,8 @@ constexpr OpDef kNamed = {
     .same_as = [](const Node&, int) { return size_t{0}; },
 };
 
-// What JAX writes for device_put with a kind of memory: the compiler overlaps the copy with other work; if the value is
-// stored into a loop's buffer or read from one, the whole buffer is in that memory.
+// The call that JAX emits for device_put with a memory kind: the compiler overlaps the copy with other work. If the
+// value is stored to or read from a loop's buffer, the whole buffer is in that memory.
 constexpr OpDef kPlace = {
     .name = "place",
     .infer = same_as_inputs,
@@ -57,8 +57,8 @@ constexpr OpDef kBarrier = {
         [](EmitCtx& c) {
           std::vector<Value> in;
           for (int i = 0; i < c.in_count(); ++i) in.push_back(c.in(i));
-          // XLA's CPU back end compiles small loops whole, with an emitter that stops at a barrier. Recomputation in a
-          // loop does without: the forward pass it must not be merged with is in another loop.
+          // XLA's CPU backend compiles small loops as a whole, with an emitter that does not support barriers.
+          // Recomputation in a loop needs none: the forward pass that it must not be merged with is in another loop.
           const bool in_loop = c.platform() == Platform::cpu && c.node().graph->in_loop();
           auto out = in_loop ? in : c.emit_multi("stablehlo.optimization_barrier", in, c.node().outputs);
           for (int i = 0; i < c.in_count(); ++i) c.set_out(out[static_cast<size_t>(i)], i);
@@ -86,7 +86,7 @@ Tensor named(Tensor x, std::string name) {
 
 Tensor place(Tensor x, Memory memory) {
   if (memory == Memory::host && x.graph().options().platform == Platform::cpu)
-    log_info_once("remat_policy: offloading has no effect on CPUs");
+    log_info_once("remat_policy: offloading is ignored on CPUs");
   return apply(kPlace, {x}, memory);
 }
 

@@ -39,10 +39,10 @@ std::vector<Tensor> per_device(const std::vector<Tensor>& inputs, const std::vec
     std::vector<Tensor> results = body(parts);
     for (size_t i = 0; i < results.size(); ++i) {
       std::vector<std::string> summed;
-      for (const auto& [axis, size] : results[i].graph().options().mesh_axes)
-        if (std::ranges::any_of(in, [&](const DimAxes& dims) { return splits(axis, dims); }) &&
-            !splits(axis, out.at(i)))
-          summed.push_back(axis);
+      for (const auto& axis : results[i].graph().options().mesh_axes)
+        if (std::ranges::any_of(in, [&](const DimAxes& dims) { return splits(axis.first, dims); }) &&
+            !splits(axis.first, out.at(i)))
+          summed.push_back(axis.first);
       results[i] = all_reduce_sum(results[i], summed);
     }
     return results;

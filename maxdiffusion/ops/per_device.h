@@ -11,7 +11,7 @@ namespace md {
 /// Mesh axes of an array with these logical axes, one per dim; no names, or one device: replicated.
 DimAxes dim_axes(Tensor x, const LogicalAxes& names);
 
-/// As kernels_support() (ops/custom_call.h), on one device or on each of a mesh.
+/// Like kernels_support() (ops/custom_call.h), on one device or on each of a mesh.
 bool kernels_support_shards(const std::vector<Tensor>& arrays);
 /// The reason of a row if kernels_support_shards() is false.
 inline constexpr const char* kNoPartsForCpuKernels = "the arrays are not f32 or bf16 on CPU devices";
@@ -21,7 +21,7 @@ inline constexpr const char* kNoPartsForCpuKernels = "the arrays are not f32 or 
 std::vector<Tensor> each_part(const std::vector<Tensor>& inputs, const std::vector<DimAxes>& in,
                               const std::vector<DimAxes>& out, const GraphFn& body);
 
-/// As each_part; results are also summed over mesh axes that shard an input but not the result (as in einsum).
+/// Like each_part; results are also summed over mesh axes that shard an input but not the result (as in einsum).
 std::vector<Tensor> per_device(const std::vector<Tensor>& inputs, const std::vector<DimAxes>& in,
                                const std::vector<DimAxes>& out, const GraphFn& body);
 

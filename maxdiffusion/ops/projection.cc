@@ -36,7 +36,7 @@ Tensor by_parts(const Call& c) {
   names.resize(c.x.dims().size());
   names.back() = "";
   DimAxes x = dim_axes(c.x, names), w = axes_in_use(c.w, c.of_w);
-  for (auto& axes : w)  // an axis splits one dim of an array
+  for (auto& axes : w)  // a mesh axis may shard only one dim of an array
     std::erase_if(axes, [&](const std::string& axis) {
       return std::ranges::any_of(x, [&](const auto& of_dim) { return std::ranges::count(of_dim, axis) > 0; });
     });

@@ -12,7 +12,7 @@
 namespace md {
 namespace {
 
-// Key u32[2], counter of two equal shapes → the two words of the block, of that shape.
+// Key u32[2] and counters of two equal shapes → the two words of the block, of that shape.
 struct Printed {
   Value x0, x1;
 };
@@ -53,7 +53,7 @@ std::vector<Shape> infer_key(const InferCtx& c) {
   return {c.in[0]};
 }
 
-// Key and datum u32[] → the key for that datum under the use.
+// Key and datum u32[] → the key derived for that datum and use.
 constexpr OpDef kDeriveKey = {
     .name = "derive_key",
     .infer = infer_key,
@@ -72,11 +72,11 @@ constexpr OpDef kDeriveKey = {
     },
 };
 
-/// Whether the number of an element does not fit into 32 bits. Its counter's high word is then its row, on axis 0.
+/// Whether element numbers need more than 32 bits. The counter's high word is then the row, on axis 0.
 bool is_large(const Shape& shape) { return shape.elements() > int64_t{1} << 32; }
 
-// One block per element, of which the first word is used. The counter is a sum of iotas over the axes, which any
-// sharding of the result splits without communication. A second input replaces the iota of axis 0.
+// One block per element, whose first word is used. The counter is a sum of iotas over the axes, which needs no
+// communication under any sharding of the result. A second input replaces the iota of axis 0.
 constexpr OpDef kRandomBits = {
     .name = "random_bits",
     .infer =
@@ -130,7 +130,7 @@ Rng Rng::seed(Graph& g, uint64_t seed) {
   const ThreefryWords key = seed_key(seed);
   return Rng(constant(g, HostArray::of<uint32_t>({DType::u32, {2}}, key)));
 }
-Rng Rng::at(Tensor step) const {
+Rng Rng::at_step(Tensor step) const {
   check(step.rank() == 0 && is_integer(step.dtype()), Code::invalid_graph,
         "Rng::at: the step must be an integer scalar, found {}", to_string(step.shape()));
   return Rng(derive(key_, kStep, step), rows_);
@@ -152,14 +152,14 @@ Tensor random_bits(Rng rng, Dims dims) {
 Tensor random_uniform(Rng rng, const Shape& shape, double low, double high) {
   Tensor u = unit_floats(rng, shape.dims);
   if (low == 0 && high == 1) return cast(u, shape.dtype);
-  // Rounding may reach `high` itself; the largest float below it is as close.
+  // Rounding may give `high` itself; the largest float below it is as close.
   const float below = std::nextafter(static_cast<float>(high), -std::numeric_limits<float>::infinity());
   u = u * (high - low) + low;
   return cast(minimum(u, scalar_like(u, below)), shape.dtype);
 }
 
 Tensor random_normal(Rng rng, const Shape& shape) {
-  // The middle of each of the 2^24 intervals of (−1, 1): never ±1, where erf⁻¹ is infinite, and symmetric.
+  // The midpoints of the 2^24 intervals of (−1, 1): symmetric, and never ±1, where erf⁻¹ is infinite.
   Tensor u = unit_floats(rng, shape.dims) * 2.0 + (kUnit - 1.0);
   return cast(erf_inv(u) * std::sqrt(2.0), shape.dtype);
 }

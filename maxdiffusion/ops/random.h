@@ -27,7 +27,7 @@ class Rng {
   /// From a seed that is constant in the graph.
   static Rng seed(Graph& g, uint64_t seed);
   /// Key of step `step` (scalar integer tensor), of purpose `purpose` (hashed by name), of the i-th use.
-  Rng at(Tensor step) const;
+  Rng at_step(Tensor step) const;
   Rng for_(std::string_view purpose) const;
   Rng fold(uint32_t i) const;
   /// For arrays whose axis 0 is the batch: row numbers, s32 or u32 [B], instead of 0 … B − 1. A sample then gets the

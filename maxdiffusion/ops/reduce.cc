@@ -1,5 +1,6 @@
-// Reductions and what is made of them: sums, extremes, softmax, running sums and sorting. bf16 and f16 are widened to
-// f32 inside the printed statement, so a graph holds one node and no rule has to think about accumulation.
+// Reductions and operations built from them: sums, extremes, softmax, running sums and sorting. bf16 and f16 are
+// widened to f32 inside the printed statement, so a graph has a single node and rules need not handle accumulation
+// types.
 #include "maxdiffusion/ops/reduce.h"
 
 #include <fmt/format.h>
@@ -50,7 +51,7 @@ Value print_reduce(EmitCtx& c, const Value& v, const Axes& axes, const char* op,
 Value lowest(EmitCtx& c, DType t, bool largest_instead = false) {
   Shape scalar{t, {}};
   if (is_float(t)) {
-    // f8e4m3fn has no infinity: its largest finite value serves.
+    // f8e4m3fn has no infinity: uses its largest finite value.
     double bound = t == DType::f8e4m3fn ? 448 : kInfinity;
     return c.constant(largest_instead ? bound : -bound, scalar);
   }
@@ -79,11 +80,11 @@ std::vector<Shape> infer_truth(const InferCtx& c) {
   return infer_reduce(c);
 }
 
-/// x with the reduced axes as 1, as broadcasting wants it.
+/// y with the reduced axes as size 1, for broadcasting.
 Tensor keep_axes(Tensor y, const Dims& dims, const Axes& axes) {
-  Dims kept = dims;
-  for (int64_t a : axes) kept[static_cast<size_t>(a)] = 1;
-  return reshape(y, kept);
+  Dims keep_dims = dims;
+  for (int64_t a : axes) keep_dims[static_cast<size_t>(a)] = 1;
+  return reshape(y, keep_dims);
 }
 
 /// y broadcast over the reduced axes.
@@ -98,7 +99,7 @@ std::vector<OpSample> reductions() {
   return {{{f64({2, 3, 4})}, Axes{1}}, {{f64({2, 3})}, Axes{0, 1}}, {{f64({2, 3, 2})}, Axes{0, 2}}};
 }
 
-/// Sums over axes side by side before the last, of what is not small.
+/// Whether the CPU kernel computes a sum: over adjacent axes before the last, and not small.
 bool cpu_kernel_sums(const EmitCtx& c) {
   constexpr int64_t kSmall = 1 << 12;
   const Shape& x = c.in().shape;
@@ -182,7 +183,7 @@ constexpr OpDef kAny = {
     .samples = truths,
 };
 
-/// A reduction over (value, index) pairs: the larger value wins, then the smaller index. A NaN beats every number.
+/// A reduction over (value, index) pairs: the larger value wins, then the smaller index. NaN is larger than any number.
 constexpr OpDef kArgmax = {
     .name = "argmax",
     .infer =
@@ -224,7 +225,7 @@ constexpr OpDef kArgmax = {
     },
 };
 
-/// y_i = Σ_{j ≤ i} x_j: a window over the whole axis, padded below.
+/// y_i = Σ_{j ≤ i} x_j: a window over the whole axis, padded at the start.
 constexpr OpDef kCumsum = {
     .name = "cumsum",
     .infer = [](const InferCtx& c) { return std::vector<Shape>{c.in[0]}; },
@@ -258,7 +259,7 @@ constexpr OpDef kCumsum = {
     },
 };
 
-/// dx = y · (dy − Σ dy·y). Rows of −∞ only give NaN, as the formula does.
+/// dx = y · (dy − Σ dy·y). Rows that are all −∞ give NaN, as the formula does.
 constexpr OpDef kSoftmax = {
     .name = "softmax",
     .infer =
@@ -298,8 +299,8 @@ struct SortOptions {
   bool descending;
 };
 
-/// The cotangent of a permutation is the inverse permutation, and sorting by the places the elements came from is
-/// just that: perm carries every cotangent home.
+/// The cotangent of a permutation is the inverse permutation, which is the sort by original positions: perm returns
+/// every cotangent to its element.
 Grads sort_grad(const VjpCtx& c) {
   const auto& o = c.attrs<SortOptions>();
   Tensor keys = c.in(0);
@@ -357,7 +358,7 @@ constexpr OpDef kSort = {
     },
 };
 
-// ---- axes as users give them
+// ---- axes as passed by users
 
 Axes all_or(Axes axes, int64_t rank) {
   if (axes.empty())

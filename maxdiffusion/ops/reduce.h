@@ -18,7 +18,7 @@ Tensor cumsum(Tensor x, int64_t axis);
 /// exp(x − max) / sum along `axis`, computed in f32, returned in x's dtype.
 Tensor softmax(Tensor x, int64_t axis = -1);
 Tensor logsumexp(Tensor x, int64_t axis, bool keep = false);
-/// Sorts `keys` ascending along `axis` (stable) and permutes the values likewise.
+/// Sorts `keys` ascending along `axis` (stable) and permutes the values in the same way.
 std::vector<Tensor> sort(Tensor keys, const std::vector<Tensor>& values, int64_t axis, bool descending = false);
 /// Sum in f32 of |x|² over all tensors: the square of the global norm.
 Tensor sum_of_squares(const std::vector<Tensor>& xs);

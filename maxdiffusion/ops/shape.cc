@@ -1,5 +1,5 @@
-// Operations that move elements without arithmetic. Functions normalise axes and skip nodes that would change nothing;
-// records see full, non-negative attributes.
+// Operations that move elements without arithmetic. Functions normalize axes and create no node if it would change
+// nothing; records have complete, non-negative attributes.
 #include "maxdiffusion/ops/shape.h"
 
 #include <fmt/format.h>
@@ -112,17 +112,18 @@ constexpr OpDef kBroadcast = {
     .vjp = [](const VjpCtx& c) -> Grads {
       const auto& s = c.attrs<MeanAndStd>();
       Tensor x = c.in();
-      Axes summed, kept;  // of the result
+      Axes summed, whole_axes;  // of the result
       for (int64_t a = 0; a < static_cast<int64_t>(s.to.size()); ++a) {
         auto it = std::find(s.dims.begin(), s.dims.end(), a);
         bool whole = it != s.dims.end() && x.dim(it - s.dims.begin()) == s.to[at(a)];
-        (whole ? kept : summed).push_back(a);
+        (whole ? whole_axes : summed).push_back(a);
       }
       Tensor g = summed.empty() ? c.dy() : sum(c.dy(), summed);
-      // g's axes are `kept` in rising order; x may name them in another order.
+      // g's axes are `whole_axes` in ascending order; x may order them differently.
       Axes order;
       for (int64_t a : s.dims)
-        if (auto it = std::find(kept.begin(), kept.end(), a); it != kept.end()) order.push_back(it - kept.begin());
+        if (auto it = std::find(whole_axes.begin(), whole_axes.end(), a); it != whole_axes.end())
+          order.push_back(it - whole_axes.begin());
       return {reshape(transpose(g, order), x.dims())};
     },
     .samples = []() -> std::vector<OpSample> {
@@ -196,7 +197,7 @@ struct Padding {
   Dims low, high, interior;
 };
 
-/// The value is constant, so the cotangent is a crop: negative padding, then every (interior + 1)-th element.
+/// The padding is constant, so the cotangent is a crop: negative padding, then every (interior + 1)-th element.
 constexpr OpDef kPad = {
     .name = "pad",
     .infer =
@@ -258,7 +259,7 @@ constexpr OpDef kConcatenate = {
           constexpr int64_t kSmall = 4096;  // elements
           const int64_t axis = c.attrs<int64_t>();
           std::vector<Value> parts;
-          bool of_call = false;  // else the compiler may make what it concatenates where it puts it
+          bool of_call = false;  // else the compiler may write operands directly to their place in the result
           for (int i = 0; i < c.in_count(); ++i) {
             parts.push_back(c.in(i));
             of_call = of_call || c.is_call_result(i);
@@ -286,7 +287,7 @@ constexpr OpDef kConcatenate = {
     },
 };
 
-// ---- parts at computed places
+// ---- parts at positions that are computed
 
 void require_starts(const InferCtx& c, size_t first) {
   check(c.in.size() - first == c.in[0].dims.size(), Code::invalid_graph, "{}: {} start indices for {}", c.op.name,

@@ -6,7 +6,7 @@
 namespace md {
 
 Tensor reshape(Tensor x, Dims dims);                          // one entry may be -1
-bool is_reshape(Tensor x);                                    // whether x is what reshape() made
+bool is_reshape(Tensor x);                                    // whether reshape() created x
 Tensor flatten(Tensor x, int64_t from = 0, int64_t to = -1);  // axes from…to (inclusive) become one
 Tensor transpose(Tensor x, Axes permutation);
 /// NumPy broadcast to `dims`: aligns trailing axes. No node when the shape is already right.

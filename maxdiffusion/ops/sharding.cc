@@ -23,7 +23,7 @@ int64_t axis_stride(const GraphOptions& o, const std::string& axis) {
   for (size_t i = o.mesh_axes.size(); i-- > 0 && o.mesh_axes[i].first != axis;) stride *= o.mesh_axes[i].second;
   return stride;
 }
-/// Devices in mesh order, grouped by the axes: each group holds all positions along them, the last axis the fastest.
+/// Devices in mesh order, grouped by these axes: each group has all positions along them, the last axis varies fastest.
 std::vector<std::vector<int64_t>> axis_groups(const GraphOptions& o, const AxisNames& axes) {
   std::vector<int64_t> steps = {0};  // from the first device of a group
   for (const std::string& axis : axes) {
@@ -81,7 +81,7 @@ struct Collective {
   int64_t shift = 0;
 };
 
-/// Replica groups and channel. Ids are positions in mesh order, as the device assignment has them.
+/// Replica groups and channel. Ids are positions in mesh order, as in the device assignment.
 std::string group_attributes(const EmitCtx& c, bool global_ids) {
   std::string text =
       fmt::format("replica_groups = {}, channel_handle = #stablehlo.channel_handle<handle = {}, type = 1>",
@@ -201,7 +201,8 @@ constexpr OpDef kAllToAll = {
     },
 };
 
-// The partitioner refuses partition_id where some axes are its own, so manual_computation hands the position in.
+// The partitioner rejects partition_id if it partitions some of the axes, so manual_computation passes the position as
+// an input.
 constexpr OpDef kAxisIndex = {
     .name = "axis_index",
     .infer =
@@ -231,7 +232,7 @@ struct Manual {
   std::vector<Shape> outputs;
 };
 
-/// Manual axes that do not split this value: every device along them holds all of it.
+/// Manual axes that do not shard this value: every device along them holds all of it.
 std::vector<std::string> unsplit(const std::vector<std::string>& manual, const DimAxes& axes) {
   std::vector<std::string> rest;
   for (const std::string& a : manual) {
@@ -262,7 +263,7 @@ Shape global_shape(const GraphOptions& o, Shape s, const DimAxes& axes) {
   return s;
 }
 
-/// `<@mesh, [{"data", ?}, {?}], replicated={"tensor"}>`: other axes than the manual ones stay the compiler's.
+/// `<@mesh, [{"data", ?}, {?}], replicated={"tensor"}>`: the compiler may also shard along axes that are not manual.
 std::string manual_sharding(const GraphOptions& o, const DimAxes& axes, int64_t rank,
                             const std::vector<std::string>& manual) {
   const bool all = std::all_of(o.mesh_axes.begin(), o.mesh_axes.end(), [&](const auto& a) {
@@ -296,7 +297,7 @@ void emit_manual(EmitCtx& c) {
     arguments.push_back(body.arguments()[static_cast<size_t>(i)].shape());
     list(in_shardings, manual_sharding(options, a.in[static_cast<size_t>(i)], in.back().shape.rank(), a.axes));
   }
-  // Positions along axes: 0 … n−1, split by the axis, one element each.
+  // Positions along axes: 0 … n−1, sharded along the axis, so that each device has one element.
   std::vector<std::string> indexed;
   for (const std::string& axis : a.axes) {
     list(axes, '"' + axis + '"');
@@ -310,10 +311,10 @@ void emit_manual(EmitCtx& c) {
     list(out_shardings, manual_sharding(options, a.out[i], a.outputs[i].rank(), a.axes));
 
   auto fill = [&](EmitCtx& r, const std::vector<Value>& args) {
-    const size_t own = body.arguments().size();
+    const size_t body_arguments = body.arguments().size();
     for (size_t k = 0; k < indexed.size(); ++k)
-      r.set_scoped("index of " + indexed[k], r.emit("stablehlo.reshape", {args[own + k]}, {DType::s32, {}}));
-    return r.inline_body(body, {args.begin(), args.begin() + static_cast<int64_t>(own)});
+      r.set_scoped("index of " + indexed[k], r.emit("stablehlo.reshape", {args[body_arguments + k]}, {DType::s32, {}}));
+    return r.inline_body(body, {args.begin(), args.begin() + static_cast<int64_t>(body_arguments)});
   };
   const std::string region = c.region(arguments, fill, "sdy.return", true);
   auto out = c.emit_multi("sdy.manual_computation", in, c.node().outputs,
@@ -326,14 +327,14 @@ void emit_manual(EmitCtx& c) {
 }
 
 // Per device: the body again, then its gradient. The cotangent of a result that is replicated along an axis is divided
-// among its devices; that of a replicated argument is summed over them.
+// by the number of its devices; the cotangent of a replicated argument is summed over them.
 Grads manual_vjp(const VjpCtx& c) {
   const auto& a = c.attrs<Manual>();
   const Graph& body = *c.view().home(const_cast<Node&>(c.node())).bodies[0];
   const GraphOptions& options = c.into().options();
   std::vector<Tensor> inputs;
   std::vector<DimAxes> in = a.in, out;
-  std::vector<size_t> with_dy, wanted;
+  std::vector<size_t> with_dy, differentiated;
   for (size_t i = 0; i < c.in_count(); ++i) inputs.push_back(c.in(static_cast<int>(i)));
   for (size_t i = 0; i < c.out_count(); ++i) {
     Tensor dy = c.dy(static_cast<int>(i));
@@ -344,7 +345,7 @@ Grads manual_vjp(const VjpCtx& c) {
   }
   for (size_t i = 0; i < c.in_count(); ++i) {
     if (!c.needs(static_cast<int>(i))) continue;
-    wanted.push_back(i);
+    differentiated.push_back(i);
     out.push_back(a.in[i]);
   }
   auto dxs = manual_computation(inputs, in, out, a.axes, [&](const std::vector<Tensor>& args) {
@@ -360,17 +361,17 @@ Grads manual_vjp(const VjpCtx& c) {
       ys.push_back(results[with_dy[k]]);
       dys.push_back(holders > 1 ? dy * (1 / holders) : dy);
     }
-    for (size_t i : wanted) xs.push_back(args[i]);
+    for (size_t i : differentiated) xs.push_back(args[i]);
     DirectView direct;
     Grads g = c.sweep()(ys, dys, xs, into, direct);
     for (size_t k = 0; k < g.size(); ++k) {
       if (!g[k]) g[k] = zeros_like(xs[k]);
-      g[k] = all_reduce_sum(g[k], unsplit(a.axes, a.in[wanted[k]]));
+      g[k] = all_reduce_sum(g[k], unsplit(a.axes, a.in[differentiated[k]]));
     }
     return g;
   });
   Grads grads(c.in_count());
-  for (size_t k = 0; k < wanted.size(); ++k) grads[wanted[k]] = dxs[k];
+  for (size_t k = 0; k < differentiated.size(); ++k) grads[differentiated[k]] = dxs[k];
   return grads;
 }
 
@@ -381,7 +382,7 @@ const OpDef kManualComputation = {
     .vjp = manual_vjp,
     .flops =
         [](const Node& n) {
-          // FLOPs are not multiplied along axes that shard nothing.
+          // Replicated work is not counted more than once.
           const auto& a = n.attrs<Manual>();
           AxisNames split;
           for (const auto* all : {&a.in, &a.out})
@@ -444,8 +445,8 @@ Tensor gather_weight(Tensor weight, const LogicalAxes& names) {
   if (o.devices() == 1 || !o.resolve || names.empty()) return weight;
   const DimAxes stored = o.resolve(names, weight.dims()), used = axes_in_use(weight, names);
   if (used == stored) return weight;
-  // What is made of a stored weight is split like it, or the partitioner gathers what it is made of, which may be
-  // wider.
+  // An array computed from a stored weight gets the weight's sharding; otherwise the partitioner would gather the
+  // weight, which may be wider.
   if (weight.node()->op != &kParameter) weight = shard_axes(weight, stored);
   return shard_axes(weight, used, stored);
 }
@@ -466,7 +467,7 @@ std::vector<Tensor> manual_computation(const std::vector<Tensor>& inputs, const 
   Manual attrs{in, out, {}, {}};
   for (const auto& [name, size] : options.mesh_axes)
     if (size > 1 && std::find(manual.begin(), manual.end(), name) != manual.end()) attrs.axes.push_back(name);
-  if (attrs.axes.empty()) return body(inputs);  // one device along every axis: collectives are identities
+  if (attrs.axes.empty()) return body(inputs);  // a single device along every axis: collectives are identities
 
   GraphOptions inner = options;
   inner.resolve = nullptr;  // constraints are for whole arrays

@@ -25,7 +25,7 @@ Tensor gather_weight(Tensor weight, const LogicalAxes& names);
 /// Shards a weight's gradient as the weight with these logical axes is stored.
 Tensor shard_as_stored(Tensor gradient, const LogicalAxes& names);
 
-/// Code per device over `manual` mesh axes (sdy.manual_computation): the body sees local shapes and may use the
+/// Code per device over `manual` mesh axes (sdy.manual_computation): the body has local shapes and may use the
 /// collectives below. `in`/`out`: mesh axes per dim of each argument and result.
 std::vector<Tensor> manual_computation(const std::vector<Tensor>& inputs, const std::vector<DimAxes>& in,
                                        const std::vector<DimAxes>& out, const std::vector<std::string>& manual,

@@ -7,6 +7,7 @@
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
+#include "maxdiffusion/optim/moments.h"
 #include "maxdiffusion/optim/optimizer_entry.h"
 
 namespace md {
@@ -23,9 +24,6 @@ struct AdamwKeys {
   }
 };
 
-/// 1 − b^(updates+1). Through expm1: for b near 1 and small numbers the difference would lose most digits in f32.
-Tensor bias_correction(double b, Tensor updates) { return -expm1((updates + 1.0) * std::log(b)); }
-
 class Adamw final : public Optimizer {
  public:
   explicit Adamw(const AdamwKeys& keys) : k_(keys) {}
@@ -35,16 +33,16 @@ class Adamw final : public Optimizer {
   UpdateRule rule(const StepScalars& s) const override {
     const Tensor correction1 = bias_correction(k_.adam_b1, s.updates),
                  correction2 = bias_correction(k_.adam_b2, s.updates);
-    return [=, k = k_, rate = s.learning_rate](Tensor p, Tensor g, const std::vector<Tensor>& slots) {
-      const Tensor m = slots[0] * k.adam_b1 + g * (1 - k.adam_b1);
-      const Tensor v = slots[1] * k.adam_b2 + square(g) * (1 - k.adam_b2);
+    return [=, k = k_, rate = s.learning_rate](const ParamState& p) {
+      const Tensor m = p.slots[0] * k.adam_b1 + p.gradient * (1 - k.adam_b1);
+      const Tensor v = p.slots[1] * k.adam_b2 + square(p.gradient) * (1 - k.adam_b2);
       Tensor direction = (m / correction1) / (sqrt(v / correction2) + k.adam_eps);
-      if (k.adam_weight_decay != 0) direction = direction + p * k.adam_weight_decay;
-      return std::vector<Tensor>{p - direction * rate, m, v};
+      if (k.adam_weight_decay != 0) direction = direction + p.value * k.adam_weight_decay;
+      return std::vector<Tensor>{p.value - direction * rate, m, v};
     };
   }
 
-  /// For a UNet's thousand parameters, XLA's own code costs tens of seconds of compilation.
+  /// XLA's own code takes tens of seconds to compile for a UNet's thousand parameters.
   std::optional<FusedCall> fused(const StepScalars& s, double max_value, Tensor factor) const override {
     return FusedCall{
         .kernel = kAdamwKernel,
@@ -67,6 +65,8 @@ class Adamw final : public Optimizer {
 };
 
 }  // namespace
+
+Tensor bias_correction(double b, Tensor updates) { return -expm1((updates + 1.0) * std::log(b)); }
 
 OptimizerEntry adamw() { return optimizer_entry<Adamw, AdamwKeys>("adamw"); }
 

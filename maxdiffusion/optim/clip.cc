@@ -19,13 +19,13 @@ namespace {
 
 /// Sums over all elements of all gradients, f32 scalars.
 struct GradientSquares {
-  Tensor as_given;  // Σ g²
-  Tensor limited;   // Σ clamp(g, ±max_value)²; the same where max_value ≤ 0
+  Tensor without_clipping;  // Σ g²
+  Tensor limited;           // Σ clamp(g, ±max_value)²; the same where max_value ≤ 0
 };
 
 using AxisNames = std::vector<std::string>;
 
-/// f32[2]: of the elements as they are, and limited.
+/// f32[2]: Σ g² of the elements, and of the clamped elements.
 Tensor squares_by_kernel(const std::vector<Tensor>& grads, double max_value) {
   Tensor sum;
   for (size_t from = 0; from < grads.size(); from += kPerCall) {
@@ -40,7 +40,7 @@ Tensor squares_by_kernel(const std::vector<Tensor>& grads, double max_value) {
   return sum;
 }
 
-/// The same on one device, or f32[1] without a limit.
+/// As squares_by_kernel, on one device; f32[1] without a limit.
 Tensor squares_here(const std::vector<Tensor>& grads, double max_value) {
   if (kernels_support(grads)) return squares_by_kernel(grads, max_value);
   std::vector<Tensor> sums = {sum_of_squares(grads)};
@@ -52,7 +52,7 @@ Tensor squares_here(const std::vector<Tensor>& grads, double max_value) {
   return stack(sums, 0);
 }
 
-/// Mesh axes that split any dim.
+/// Mesh axes that shard any dim.
 std::set<std::string> splitting(const DimAxes& axes) {
   std::set<std::string> names;
   for (const auto& of_dim : axes) names.insert(of_dim.begin(), of_dim.end());
@@ -91,20 +91,20 @@ GradientSquares gradient_squares(const std::vector<Tensor>& grads, const std::ve
 }  // namespace
 
 Tensor ClippedGradients::clipped(size_t i) const {
-  Tensor g = given[i];
+  Tensor g = unclipped[i];
   if (max_value > 0) g = clamp(g, -max_value, max_value);
   return factor ? g * factor : g;
 }
 
 ClippedGradients clip(Graph& g, const OptimConfig& config, const std::vector<Tensor>& grads,
                       const std::vector<DimAxes>& axes) {
-  ClippedGradients c{.given = {}, .max_value = config.max_grad_value, .norm = {}, .factor = {}};
+  ClippedGradients c{.unclipped = {}, .max_value = config.max_grad_value, .norm = {}, .factor = {}};
   std::vector<Tensor> live;
   std::vector<DimAxes> axes_of_live;
   for (size_t i = 0; i < grads.size(); ++i) {
-    c.given.push_back(grads[i] ? cast(grads[i], DType::f32) : Tensor());
+    c.unclipped.push_back(grads[i] ? cast(grads[i], DType::f32) : Tensor());
     if (!grads[i]) continue;
-    live.push_back(c.given[i]);
+    live.push_back(c.unclipped[i]);
     axes_of_live.push_back(axes[i]);
   }
   if (live.empty()) {
@@ -112,7 +112,7 @@ ClippedGradients clip(Graph& g, const OptimConfig& config, const std::vector<Ten
     return c;
   }
   const GradientSquares squares = gradient_squares(live, axes_of_live, config.max_grad_value);
-  c.norm = sqrt(squares.as_given);
+  c.norm = sqrt(squares.without_clipping);
   if (const Tensor norm = sqrt(squares.limited); config.max_grad_norm > 0)
     c.factor = minimum(config.max_grad_norm / norm, scalar_like(norm, 1.0));
   return c;

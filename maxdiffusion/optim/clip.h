@@ -8,10 +8,10 @@ namespace md {
 
 /// The gradients of one update and how they are clipped.
 struct ClippedGradients {
-  std::vector<Tensor> given;  // f32, before clipping; some may be absent
-  double max_value = 0;       // largest magnitude of an element; ≤ 0: no limit
-  Tensor norm;                // f32 scalar: global norm of `given`
-  Tensor factor;              // f32 scalar on elements of at most max_value; empty: 1
+  std::vector<Tensor> unclipped;  // f32, before clipping; some may be absent
+  double max_value = 0;           // largest magnitude of an element; ≤ 0: no limit
+  Tensor norm;                    // f32 scalar: global norm of `unclipped`
+  Tensor factor;                  // f32 scalar on elements of at most max_value; empty: 1
 
   Tensor clipped(size_t i) const;
 };

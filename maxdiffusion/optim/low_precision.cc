@@ -9,13 +9,13 @@
 namespace md {
 namespace {
 
-/// Bits after the point, and the smallest exponent of neighbours that far apart.
+/// Mantissa bits, and the exponent below which the spacing is constant.
 struct Format {
   int mantissa, least_exponent;
 };
 Format format_of(DType t) {
   switch (t) {
-    case DType::bf16: return {7, -100};  // not -126: distances would be no normal f32
+    case DType::bf16: return {7, -100};  // not -126: spacings would be subnormal f32 numbers
     case DType::f16: return {10, -14};
     case DType::f8e4m3fn: return {3, -6};
     case DType::f8e5m2: return {2, -14};
@@ -36,8 +36,9 @@ Tensor mixed(Tensor x) {
   return x;
 }
 
-/// One number of 32 bits per element from its row-major index and a key u32[2]. Threefry's twenty rounds would be a
-/// hundred operations for every element, and for the compiler for every parameter; to choose a side this does.
+/// A 32-bit random number per element from its row-major index and a key u32[2]. Threefry's twenty rounds would be a
+/// hundred operations per element, and for each parameter for the compiler; for choosing a rounding direction this hash
+/// suffices.
 Tensor quick_bits(Tensor key, const Dims& dims) {
   const Shape shape{DType::u32, dims};
   Tensor index = full(key.graph(), 0, shape);
@@ -52,8 +53,8 @@ Tensor quick_bits(Tensor key, const Dims& dims) {
 Tensor round_one(Tensor x, DType to, Tensor key) {
   check(x.dtype() == DType::f32, Code::internal, "round_stochastically: of {}; expected f32", to_string(x.shape()));
   const Format f = format_of(to);
-  // x = i + r distances between neighbours, 0 <= r < 1. Of u, uniform in [0, 1), as many bits are drawn as i + u holds
-  // exactly beside those of i: then i + r + u reaches i + 1 with probability r to the last bit.
+  // x = i + r with i a multiple of the spacing and 0 <= r < 1 in spacings. u, uniform in [0, 1), has as many bits as i
+  // + u represents exactly: then i + r + u reaches i + 1 with probability exactly r.
   const int fraction = 23 - f.mantissa;
   Tensor exponent = bit_and(bitcast(x, DType::u32), constant(x.graph(), 0x7f800000, DType::u32));
   Tensor power = maximum(bitcast(exponent, DType::f32), scalar_like(x, std::ldexp(1.0, f.least_exponent)));
@@ -80,7 +81,7 @@ std::vector<Tensor> round_stochastically(const std::vector<Tensor>& xs, DType to
   std::vector<Tensor> out;
   if (xs.empty()) return out;
   const auto n = static_cast<int64_t>(xs.size());
-  const Tensor keys = optimization_barrier({random_bits(rng, {n, 2})})[0];  // computed once, not by every reader
+  const Tensor keys = optimization_barrier({random_bits(rng, {n, 2})})[0];  // computed once, not by every user
   for (int64_t i = 0; i < n; ++i)
     out.push_back(round_one(xs[static_cast<size_t>(i)], to, squeeze(slice_axis(keys, 0, i, i + 1), 0)));
   return out;

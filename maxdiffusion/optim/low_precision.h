@@ -15,7 +15,7 @@ enum class LowPrecisionUpdate {
   stochastic_rounding,  // the weights are updated and rounded up or down at random
   round_to_nearest,     // the weights are updated and rounded to nearest
 };
-/// The value of the key low_precision_update. Throws invalid_config, listing the names, for another.
+/// The value of the key low_precision_update. Throws invalid_config, listing the names, for an unknown one.
 LowPrecisionUpdate low_precision_update(const std::string& name);
 
 /// A float type with fewer bits than float32.

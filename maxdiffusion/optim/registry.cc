@@ -1,7 +1,16 @@
-// The list of optimizers: a new one is a file and one entry here.
+// The list of optimizers. A new one is one file and one row here.
 #include "maxdiffusion/optim/optimizer_entry.h"
 
-#define OPTIMIZERS(X) X(adamw) X(sgd)
+#define OPTIMIZERS(X)    \
+  X(adafactor)           \
+  X(adamw)               \
+  X(adamw8bit)           \
+  X(came)                \
+  X(lion)                \
+  X(muon)                \
+  X(prodigy)             \
+  X(schedule_free_adamw) \
+  X(sgd)
 
 namespace md {
 
@@ -30,6 +39,12 @@ std::vector<std::string> optimizer_names() {
   std::vector<std::string> names;
   for (const OptimizerEntry& e : entries()) names.emplace_back(e.name);
   return names;
+}
+
+std::vector<OptimizerArgument> optimizer_arguments(const std::string& optimizer) {
+  for (const OptimizerEntry& e : entries())
+    if (optimizer == e.name) return e.arguments;
+  return {};
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const OptimConfig& config) {

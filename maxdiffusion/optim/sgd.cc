@@ -1,5 +1,4 @@
-// Stochastic gradient descent with momentum and weight decay as torch.optim.SGD has them. Source: Sutskever et al.
-// 2013.
+// Stochastic gradient descent with momentum and weight decay, as torch.optim.SGD. Source: Sutskever et al. 2013.
 
 #include <fmt/format.h>
 
@@ -34,11 +33,12 @@ class Sgd final : public Optimizer {
   }
 
   UpdateRule rule(const StepScalars& s) const override {
-    return [k = k_, rate = s.learning_rate](Tensor p, Tensor g, const std::vector<Tensor>& slots) {
-      if (k.sgd_weight_decay != 0) g = g + p * k.sgd_weight_decay;
-      if (slots.empty()) return std::vector<Tensor>{p - g * rate};
-      const Tensor sum = slots[0] * k.sgd_momentum + g;
-      return std::vector<Tensor>{p - (k.sgd_nesterov ? g + sum * k.sgd_momentum : sum) * rate, sum};
+    return [k = k_, rate = s.learning_rate](const ParamState& p) {
+      Tensor g = p.gradient;
+      if (k.sgd_weight_decay != 0) g = g + p.value * k.sgd_weight_decay;
+      if (p.slots.empty()) return std::vector<Tensor>{p.value - g * rate};
+      const Tensor sum = p.slots[0] * k.sgd_momentum + g;
+      return std::vector<Tensor>{p.value - (k.sgd_nesterov ? g + sum * k.sgd_momentum : sum) * rate, sum};
     };
   }
 

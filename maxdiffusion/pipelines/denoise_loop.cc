@@ -11,12 +11,13 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/encoders/prompt_syntax.h"
 #include "maxdiffusion/pipelines/step_graphs.h"
 
 namespace md {
 namespace {
 
-/// The ControlNet's weight at each of `n` steps: its scale where it acts.
+/// The ControlNet's scale at each of `n` steps; 0 outside its range.
 HostArray control_scales(const ControlOptions& c, int64_t n) {
   check(c.start >= 0 && c.start < c.end && c.end <= 1, Code::invalid_config,
         "control_guidance_start {} and control_guidance_end {}: expected 0 <= start < end <= 1", c.start, c.end);
@@ -49,11 +50,15 @@ SamplingPlan sampling_plan(const Family& family, const SampleTable& table, bool 
     const size_t which = table.timesteps[i] < boundary ? 1 : 0;
     double guidance = o.guidance_scales.empty() ? o.guidance_scale : o.guidance_scales.at(which);
     if (1 - plan.times[i] > o.cfg_truncation) guidance = 1;
-    if (!out.empty() && out.back().denoiser == spec.denoisers.at(which) && out.back().guidance == guidance) {
+    if (!o.guidance.guides(static_cast<int64_t>(i), std::ssize(table.timesteps))) guidance = 1;
+    const PerturbedGuidance* p = perturbed_guidance(o.guidance);
+    const bool perturbed = p && p->acts(o.guidance, static_cast<int64_t>(i), std::ssize(table.timesteps));
+    if (!out.empty() && out.back().denoiser == spec.denoisers.at(which) && out.back().guidance == guidance &&
+        out.back().perturbed == perturbed) {
       ++out.back().steps;
       continue;
     }
-    out.push_back({spec.denoisers[which], guidance, static_cast<int64_t>(i), 1});
+    out.push_back({spec.denoisers[which], guidance, static_cast<int64_t>(i), 1, perturbed});
   }
   return plan;
 }
@@ -65,14 +70,14 @@ CompileConfig minimize_memory(CompileConfig config) {
 
 using Build = std::function<void(Graph&, const ScopeOf&)>;
 
-/// Inputs of a graph.
+/// Parameters of a graph.
 ParamTable params_of(Graph& g, const Build& build, const ScopeOptions& options) {
   ParamTable params;
   build(g, [&](const std::string& component) { return Scope(g, params, component, options).frozen(); });
   return params;
 }
 
-/// The weights that the program of a graph takes and `on_devices` does not hold in its sharding: input → component.
+/// The weights that a graph's program needs and `on_devices` does not have with its sharding: input → component.
 std::map<std::string, std::string> missing_weights(const Graph& g, const ParamTable& params,
                                                    const ArrayMap& on_devices) {
   std::map<std::string, std::string> missing;
@@ -84,7 +89,7 @@ std::map<std::string, std::string> missing_weights(const Graph& g, const ParamTa
   return missing;
 }
 
-/// A program; the weights that `resident` lacks are read while it is compiled.
+/// Compiles a program; meanwhile reads the weights that `resident` lacks.
 std::shared_ptr<const Program> compile_with_weights(const Devices& devices, const WeightsOf& weights,
                                                     const SampleOptions& o, const std::string& name, const Build& build,
                                                     ResidentDenoiser& resident) {
@@ -104,8 +109,8 @@ std::shared_ptr<const Program> compile_with_weights(const Devices& devices, cons
   return program;
 }
 
-/// Family::prompt_cache of each group of samples, whose conditioning `of_group` gives; fills steps.context. Nothing
-/// where the family has none.
+/// Family::prompt_cache of each group of samples with the conditioning of_group(i); fills steps.context. Empty if the
+/// family has none.
 std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& weights, StageGraph& steps, size_t groups,
                                     const std::function<HostArrays(size_t)>& of_group, ResidentDenoiser& resident) {
   std::map<std::string, Shape> shapes;
@@ -119,21 +124,21 @@ std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& wei
   Graph trace;
   params_of(trace, build, steps.options.scope);
   if (shapes.empty()) {
-    log_warning("use_kv_cache has no effect: this model computes no keys and values from the prompt alone");
+    log_warning("use_kv_cache is ignored: this model computes no keys and values from the prompt alone");
     return contexts;
   }
   log_info("use_kv_cache: keys and values of the prompt are computed once for all steps of {}", steps.stage.denoiser);
   const auto program = compile_with_weights(devices, weights, steps.options, "context", build, resident);
   for (size_t group = 0; group < groups; ++group) {
-    ArrayMap given;
-    place(devices, *program, of_group(group), given);
-    contexts[group] = program->run(given, resident.weights);
+    ArrayMap conditioning;
+    place(devices, *program, of_group(group), conditioning);
+    contexts[group] = program->run(conditioning, resident.weights);
   }
   steps.context = std::move(shapes);
   return contexts;
 }
 
-/// Another program's output with the sharding of this one's input.
+/// Another program's output with the sharding of this program's input.
 Array placed_as_input(const Devices& devices, const Program& program, const std::string& name, Array a) {
   const std::vector<std::string>& names = program.input_names();
   const auto at = std::ranges::find(names, name);
@@ -143,18 +148,42 @@ Array placed_as_input(const Devices& devices, const Program& program, const std:
   return std::move(placed.at(name));
 }
 
-/// Standard normal, the same for a sample of one number whatever else is sampled; the first has number `first`.
-HostArray random_noise(const Shape& shape, uint64_t seed, int64_t first) {
+/// Standard normal noise. A sample's noise depends only on its seed and number, not on the other samples.
+HostArray random_noise(const Shape& shape, const SampleOptions& o) {
   HostArray noise(shape);
   auto v = noise.mutable_view<float>();
   const size_t each = v.size() / static_cast<size_t>(shape.dims[0]);
-  for (size_t i = 0; i * each < v.size(); ++i)
-    HostRng(seed, fmt::format("latents of picture {}", static_cast<size_t>(first) + i))
-        .fill(HostRng::Distribution::normal, 1, 0, v.subspan(i * each, each));
+  for (int64_t i = 0; i < shape.dims[0]; ++i)
+    HostRng(o.seed_of(i), fmt::format("latents of picture {}", o.number_of(i)))
+        .fill(HostRng::Distribution::normal, 1, 0, v.subspan(static_cast<size_t>(i) * each, each));
   return noise;
 }
 
-/// Throws device where an array of samples holds NaN or infinity.
+/// Input of the first step: noise, or images with the noise of that step's level.
+HostArray first_samples_of(const SampleOptions& o, const SampleTable& table, const HostArray& noise) {
+  HostArray samples = rows(noise, 0, noise.dims()[0]);  // a copy
+  const bool begins = o.image_latents && !o.noise_alone;
+  const NoiseLevel level = begins ? table.levels.front() : NoiseLevel{0, table.init_noise_sigma};
+  auto v = samples.mutable_view<float>();
+  for (float& x : v) x *= static_cast<float>(level.noise);
+  if (!begins) return samples;
+  const auto image = o.image_latents.view<float>();
+  for (size_t i = 0; i < v.size(); ++i) v[i] += static_cast<float>(level.signal) * image[i];
+  return samples;
+}
+
+/// Signal and noise level after each row, f32 [n, 2].
+HostArray levels_after(const SampleTable& table) {
+  HostArray out(Shape{DType::f32, {std::ssize(table.levels), 2}});
+  auto v = out.mutable_view<float>().begin();
+  for (size_t i = 1; i <= table.levels.size(); ++i) {
+    const NoiseLevel level = i < table.levels.size() ? table.levels[i] : NoiseLevel{};
+    *v++ = static_cast<float>(level.signal), *v++ = static_cast<float>(level.noise);
+  }
+  return out;
+}
+
+/// Throws device if an array of samples contains NaN or infinity.
 void check_finite(const char* what, const HostArray& samples, const char* advice) {
   auto v = samples.view<float>();
   const size_t each = v.size() / static_cast<size_t>(samples.dims()[0]);
@@ -165,24 +194,25 @@ void check_finite(const char* what, const HostArray& samples, const char* advice
       .note(advice);
 }
 
-/// The shape as files hold it.
+/// The shape with channels first, as in files.
 Shape channels_first(Shape s) {
   std::rotate(s.dims.begin() + 1, s.dims.end() - 1, s.dims.end());
   return s;
 }
 
-/// Leaves out rows of texts that are padding of all samples (FamilySpec::text_rows).
-void shorten(const FamilySpec& spec, PromptConditioning& prompts) {
+/// Removes rows that are padding in all samples' texts (FamilySpec::text_rows).
+void shorten(const Family& family, const SampleOptions& o, PromptConditioning& prompts) {
+  const FamilySpec& spec = family.spec();
   if (spec.text_lengths.empty()) return;
   int32_t longest = 0;
   for (const HostArrays* half : {&prompts.positive, &prompts.negative})
     if (const auto lengths = half->find(spec.text_lengths); lengths != half->end())
       longest = std::max(longest, std::ranges::max(lengths->second.view<int32_t>()));
-  const int64_t rows = spec.text_rows(longest);
+  const int64_t rows = spec.text_rows(longest, family.seen(ReferenceImages::sizes_of(o.references)).tokens);
   for (HostArrays* half : {&prompts.positive, &prompts.negative}) *half = spec.with_text_rows(std::move(*half), rows);
 }
 
-/// Throws invalid_config where the number of texts is none that the prompts take.
+/// Throws invalid_config if the number of texts does not match the prompts.
 void check_texts(const SampleOptions& o) {
   for (const auto& [key, texts] :
        {std::pair{"prompt_2", &o.second_prompts}, std::pair{"negative_prompt", &o.negative_prompts},
@@ -191,7 +221,7 @@ void check_texts(const SampleOptions& o) {
           "{} has {} texts for {} prompts; expected one for all, or one each", key, texts->size(), o.prompts.size());
 }
 
-/// Throws invalid_config where latents are given that are not of this shape, [N, (F,) h, w, C].
+/// Throws invalid_config if latents are set and do not have this shape, [N, (F,) h, w, C].
 void check_latents(const SampleOptions& o, const Shape& all) {
   const bool videos = all.dims.size() > 4;
   check(!o.latents || o.latents.shape() == all, Code::invalid_config,
@@ -214,45 +244,69 @@ PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const
     for (auto& [name, a] : fields) a = repeat_rows(a, times);
     return fields;
   };
-  out.positive = per_sample(text.encode(o.prompts, widened(o.second_prompts, prompts), o.clip_skip, o.text_batch),
-                            o.images_per_prompt);
+  auto encode = [&](const std::vector<std::string>& texts, const std::vector<std::string>& seconds, int64_t skip) {
+    std::vector<std::vector<HostArray>> images;
+    if (!o.references.empty()) images = {o.references};
+    return o.prompt_syntax == "plain"
+               ? text.encode(texts, seconds, skip, o.text_batch, images)
+               : encode_weighted(text, family, o.prompt_syntax, texts, seconds, skip, o.text_batch);
+  };
+  out.positive = per_sample(encode(o.prompts, widened(o.second_prompts, prompts), o.clip_skip), o.images_per_prompt);
   if (!o.guided()) {
-    shorten(family.spec(), out);
+    shorten(family, o, out);
     return out;
   }
   std::vector<std::string> negative = o.negative_prompts;
   const std::vector<std::string>& second = o.second_negative_prompts;
   if (negative.empty() && family.spec().zero_empty_prompt) {
     if (!second.empty())
-      log_warning("negative_prompt_2 has no effect: negative_prompt is empty, and this model takes zeros then");
+      log_warning(
+          "negative_prompt_2 is ignored: negative_prompt is empty, and this model then uses zeros as its embedding");
     for (const auto& [name, a] : out.positive) out.negative[name] = zeros_like(a);
-  } else {  // as in diffusers, clip_skip is not for these
+  } else {  // as in diffusers, clip_skip is not applied to these
     if (negative.empty()) negative = {""};
     const size_t n = std::max(negative.size(), second.size());
-    out.negative = per_sample(text.encode(widened(negative, n), widened(second, n), 0, o.text_batch),
-                              n == 1 ? o.samples() : o.images_per_prompt);
+    out.negative =
+        per_sample(encode(widened(negative, n), widened(second, n), 0), n == 1 ? o.samples() : o.images_per_prompt);
   }
-  shorten(family.spec(), out);
+  if (o.prompt_syntax != "plain") repeat_to_equal(family.spec(), out.positive, out.negative);
+  shorten(family, o, out);
   return out;
 }
 
 std::shared_ptr<const Scheduler> sampler_of(const Family& family, const SampleOptions& o) {
   if (o.scheduler) return o.scheduler;
-  const Dims latent = family.latent_dims(o.size);  // channels last
-  int64_t cells = 1;
-  for (size_t i = 0; i + 1 < latent.size(); ++i) cells *= latent[i];
   const FamilySpec& spec = family.spec();
-  SampleFacts facts{.tokens = cells / (spec.patch * spec.patch * spec.frame_patch),
-                    .even_flow_steps = spec.even_flow_steps};
+  SampleFacts facts{.tokens = family.tokens(o.size), .even_flow_steps = spec.even_flow_steps};
   if (spec.log_shift) facts.log_shift = spec.log_shift(facts.tokens, o.num_inference_steps);
   return make_scheduler(o.scheduler_config, facts);
 }
 
 void check_sampling(const Family& family, const SampleOptions& o) {
   check_texts(o);
-  family.reference_fields(o.references);  // refuses sizes
+  check_guidance(o.guidance, family.spec());
+  check(o.prompt_syntax == "plain" || !family.spec().chunk_widths.empty(), Code::invalid_config,
+        "prompt_syntax is {}; expected plain: this model's text encoders are not CLIP's alone", o.prompt_syntax);
+  if (o.prompt_syntax != "plain")
+    for (const auto* texts : {&o.prompts, &o.negative_prompts, &o.second_prompts, &o.second_negative_prompts})
+      for (const std::string& text : *texts) parse_weights(o.prompt_syntax, text);  // throws for invalid weights
+  check(!o.guidance.has_momentum() || o.cache.step_cache().empty(), Code::invalid_config,
+        "apg_momentum is {}; expected 0 with {}", o.guidance.apg_momentum, o.cache.step_cache());
+  if (const PerturbedGuidance* p = perturbed_guidance(o.guidance))
+    check(o.cache.step_cache().empty(), Code::invalid_config, "{} is {}; expected 0 with {}", p->key,
+          p->scale(o.guidance), o.cache.step_cache());
+  check(!o.guidance.renoises() || o.cache.step_cache().empty(), Code::invalid_config,
+        "guidance_method is {}; expected another with {}", o.guidance.guidance_method, o.cache.step_cache());
+  family.reference_fields(ReferenceImages::sizes_of(o.references));  // throws for unsupported sizes
   check_latents(o, batched(o.samples(), {DType::f32, family.latent_dims(o.size)}));
-  const SampleTable table = sampler_of(family, o)->table(o.num_inference_steps);
+  const SampleTable table = sampler_of(family, o)->table(o.num_inference_steps, o.first_step);
+  if (o.guided() && o.guidance.renoises() && table.renoise.empty())
+    throw Error(
+        Code::invalid_config,
+        fmt::format("guidance_method is {}; expected another with scheduler {}, whose steps are no sums of x0 and "
+                    "noise",
+                    o.guidance.guidance_method, sampler_of(family, o)->name()))
+        .note("try: scheduler=euler or scheduler=ddim");
   make_step_cache(o.cache, sampling_plan(family, table, family.image_conditioning() != nullptr, o));
   if (o.control) control_scales(*o.control, 1);
 }
@@ -264,25 +318,33 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   const Shape all = batched(samples, {DType::f32, latent});
   check_latents(o, all);
   const std::shared_ptr<const Scheduler> scheduler = sampler_of(family, o);
-  const SampleTable table = scheduler->table(o.num_inference_steps);
+  const SampleTable table = scheduler->table(o.num_inference_steps, o.first_step);
   const int64_t columns = table.rows.dims()[1], total = table.rows.dims()[0];
   HostArray times(Shape{DType::f32, {total}}), scales = o.control ? control_scales(*o.control, total) : HostArray();
   std::ranges::transform(table.timesteps, times.mutable_view<float>().begin(),
                          [](double t) { return static_cast<float>(t); });
 
+  const HostArray renoise = HostArray::of<float>({DType::f32, {std::ssize(table.renoise)}},
+                                                 std::vector<float>(table.renoise.begin(), table.renoise.end()));
+
   HostArrays per_sample = prompts.positive;
   for (const auto& [name, a] : prompts.negative) per_sample["negative_" + name] = a;
   if (o.control) per_sample["control_image"] = repeat_rows(o.control->image, samples);
-  HostArray noise = o.latents ? rows(o.latents, 0, samples) : random_noise(all, o.seed, o.first_sample);
-  for (float& v : noise.mutable_view<float>()) v *= static_cast<float>(table.init_noise_sigma);
-  std::vector<ArrayMap> carries(static_cast<size_t>((samples + batch - 1) / batch));  // of each group of samples
+  const HostArray noise = o.latents ? o.latents : random_noise(all, o);
+  const HostArray first_samples = first_samples_of(o, table, noise), levels = levels_after(table);
+  if (o.mask) {
+    per_sample["mask"] = repeat_rows(o.mask, samples);
+    per_sample["image_latents"] = o.image_latents;
+    per_sample["noise"] = noise;
+  }
+  std::vector<ArrayMap> carries(static_cast<size_t>((samples + batch - 1) / batch));  // for each group of samples
   int64_t done = 0, reused = 0;
   const int64_t work = total * static_cast<int64_t>(carries.size());
   const SamplingPlan plan = sampling_plan(family, table, has_images(family, prompts, o), o);
   const std::unique_ptr<StepCache> cache = make_step_cache(o.cache, plan);
   const bool one_by_one = o.step_by_step || cache;
   if (o.progress) o.progress(done, work);
-  auto own = std::make_unique<ResidentDenoiser>();  // leaves the devices before another denoiser comes
+  auto local_denoiser = std::make_unique<ResidentDenoiser>();  // freed before another denoiser is loaded
   std::string last_denoiser;
   for (const SamplingStage& stage : plan.stages) {
     const int64_t at_once = one_by_one ? 1 : stage.steps;
@@ -292,25 +354,25 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
       for (const auto& [name, a] : per_sample) in[name] = rows(a, static_cast<int64_t>(group) * batch, batch);
       return in;
     };
-    if (stage.denoiser != last_denoiser) own = std::make_unique<ResidentDenoiser>();
+    if (stage.denoiser != last_denoiser) local_denoiser = std::make_unique<ResidentDenoiser>();
     last_denoiser = stage.denoiser;
-    ResidentDenoiser& here = resident ? *resident : *own;
+    ResidentDenoiser& denoiser = resident ? *resident : *local_denoiser;
     std::vector<ArrayMap> contexts(carries.size());
     WeightsOf read = weights;
     if (o.cache.use_kv_cache && one_by_one) {
       Graph g;
       ParamTable whole = params_of(
           g, [&](Graph& all, const ScopeOf& scope) { build_steps(all, scope, steps, 1, latent); }, o.scope);
-      // Two programs run a part of the model each: its weights are read once, and whole.
+      // Two programs run parts of the same model: its weights are read once, as a whole.
       read = [&weights, whole = std::move(whole), models = std::make_shared<std::map<std::string, HostArrays>>()](
                  const ParamTable&, const std::string& component) {
         if (!models->contains(component)) (*models)[component] = weights(whole, component);
         return models->at(component);
       };
-      ResidentDenoiser of_context;  // what only it needs leaves before the steps
+      ResidentDenoiser of_context;  // weights that only this needs are freed before the steps
       contexts = make_contexts(devices, read, steps, carries.size(), of_group, resident ? *resident : of_context);
     }
-    std::vector<Shape> of_steps;  // shapes of what the cache keeps
+    std::vector<Shape> of_steps;  // shapes of the cached arrays
     const std::shared_ptr<const Program> program = compile_with_weights(
         devices, read, o, "denoise",
         [&](Graph& g, const ScopeOf& scope) {
@@ -319,7 +381,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
           else
             build_steps(g, scope, steps, at_once, latent);
         },
-        here);
+        denoiser);
     read = nullptr;
     std::shared_ptr<const Program> reusing;
     if (cache) {
@@ -330,7 +392,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
             build_cached_step(step, scope, steps, latent, *cache, true, of_steps);
           },
           o.scope);
-      reusing = here.programs.compile(devices, g, minimize_memory(o.compile), "denoise from the step before");
+      reusing = denoiser.programs.compile(devices, g, minimize_memory(o.compile), "denoise from the step before");
     }
     if (auto memory = program->memory()) log_info("denoising: {}", to_string(*memory));
     for (size_t group = 0; group < carries.size(); ++group) {
@@ -339,8 +401,10 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
       in["key"] = key_of_seed(o.seed), in["first"] = scalar_s32(o.first_sample + first);
       ArrayMap& feed = carries[group];
       if (feed.empty()) {
-        in["sample"] = rows(noise, first, batch);
-        for (int64_t i = 0; i < scheduler->history(); ++i) in[fmt::format("history{}", i)] = zeros_like(in["sample"]);
+        in["sample"] = rows(first_samples, first, batch);
+        // Guidance with momentum has one more, see build_steps.
+        for (int64_t i = 0; i < scheduler->history() + (o.guidance.has_momentum() ? 1 : 0); ++i)
+          in[fmt::format("history{}", i)] = zeros_like(in["sample"]);
       }
       for (size_t i = 0; i < of_steps.size(); ++i) in[fmt::format("kept{}", i)] = zeros_like(HostArray(of_steps[i]));
       place(devices, *program, in, feed);
@@ -352,15 +416,17 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
         HostArrays of_step = {
             {"rows", rows(table.rows, i, at_once)}, {"timesteps", rows(times, i, at_once)}, {"start", scalar_s32(i)}};
         if (o.control) of_step["scales"] = rows(scales, i, at_once);
+        if (o.mask) of_step["levels"] = rows(levels, i, at_once);
+        if (steps.guided() && o.guidance.renoises()) of_step["renoise"] = rows(renoise, i, at_once);
         if (reuse) of_step["factors"] = HostArray::of<float>({DType::f32, {2}}, cache->factors(i));
         const Program& runs = reuse ? *reusing : *program;
         place(devices, runs, of_step, feed);
-        ArrayMap out = runs.run(feed, here.weights);
+        ArrayMap out = runs.run(feed, denoiser.weights);
         PendingArray now = fetch(devices, out.at("done"));
         if (const auto m = out.find("moved"); m != out.end()) moved = fetch(devices, m->second), out.erase(m);
         out.erase("done");
-        for (auto& [name, a] : out) feed[name] = std::move(a);  // a reused step leaves kept0 … there
-        if (i > stage.first) last.wait();                       // the device has the next step already
+        for (auto& [name, a] : out) feed[name] = std::move(a);  // a reused step keeps kept0 … in `feed`
+        if (i > stage.first) last.wait();                       // the device already has the next step
         last = now;
         done += at_once;
         reused += reuse ? 1 : 0;
@@ -385,12 +451,18 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
 
 std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOptions& o, const GraphOptions& placed) {
   const std::shared_ptr<const Scheduler> scheduler = sampler_of(family, o);
-  const SampleTable table = scheduler->table(o.num_inference_steps);
+  const SampleTable table = scheduler->table(o.num_inference_steps, o.first_step);
   PromptConditioning prompts;
-  std::vector<Field> fields = family.spec().conditioning;
+  const std::vector<MediaSize> references = ReferenceImages::sizes_of(o.references);
+  std::vector<Field> fields = family.caption_fields(references);
   if (family.required_images() > 0)
     std::ranges::copy(family.image_conditioning()->fields(o.size), std::back_inserter(fields));
-  std::ranges::copy(family.reference_fields(o.references), std::back_inserter(fields));
+  std::ranges::copy(family.reference_fields(references), std::back_inserter(fields));
+  if (const std::string& inpainting = family.spec().inpainting; !inpainting.empty()) {
+    Dims dims = family.latent_dims(o.size);
+    ++dims.back();
+    fields.push_back({inpainting, {DType::f32, dims}});
+  }
   for (const Field& f : fields) prompts.positive[f.name] = HostArray(batched(1, f.shape));
   const SamplingPlan plan = sampling_plan(family, table, has_images(family, prompts, o), o);
   std::vector<SamplingGraph> graphs;

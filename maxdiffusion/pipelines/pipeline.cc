@@ -1,5 +1,7 @@
 #include "maxdiffusion/pipelines/pipeline.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <filesystem>
 
@@ -7,43 +9,123 @@
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/encoders/image_conditioner.h"
 #include "maxdiffusion/families/loras.h"
+#include "maxdiffusion/media/image.h"
+#include "maxdiffusion/media/resize.h"
+#include "maxdiffusion/pipelines/inpainting.h"
 #include "maxdiffusion/runtime/memory.h"
+#include "maxdiffusion/schedulers/sampler_names.h"
 
 namespace md {
 namespace {
 
-/// Of one sample.
-std::string parameters(const Family& family, const std::string& model, const SampleOptions& o, int64_t sample) {
+/// The parameters text of one sample.
+std::string parameters(const Family& family, const std::string& model, const SampleOptions& o, int64_t sample,
+                       double enlarged) {
   const auto prompt = static_cast<size_t>(sample / o.images_per_prompt);
+  const SamplerTitle title = sampler_title(o.scheduler_config);
   std::string text = o.prompts[prompt];
   if (!o.negative_prompts.empty())
     text += "\nNegative prompt: " + o.negative_prompts[o.negative_prompts.size() == 1 ? 0 : prompt];
   return text +
          fmt::format(
-             "\nSteps: {}, Sampler: {}, CFG scale: {}, {}Seed: {}, Size: {}x{}, Model: {}, Image: {}, Version: "
+             "\nSteps: {}, Sampler: {}, {}CFG scale: {}, {}Seed: {}, Size: {}x{}, Model: {}, {}{}Image: {}, Version: "
              "maxdiffusion {}",
-             o.num_inference_steps, o.scheduler_config.value("_class_name", std::string()),
+             o.num_inference_steps, title.sampler,
+             title.schedule.empty() ? "" : fmt::format("Schedule type: {}, ", title.schedule),
              o.guidance_scale - 1 + family.spec().unguided,
              family.spec().embedded_guidance ? fmt::format("Distilled CFG Scale: {}, ", o.embedded_guidance) : "",
-             o.seed, o.size.width, o.size.height, model, o.first_sample + sample, version());
+             o.seed_of(sample), o.size.width, o.size.height, model,
+             o.clip_skip > 0 ? fmt::format("Clip skip: {}, ", o.clip_skip + 1) : "",
+             (o.strength ? fmt::format("Denoising strength: {}, ", *o.strength) : "") +
+                 (enlarged > 1 ? fmt::format("Hires upscale: {}, Hires upscaler: Lanczos, ", enlarged) : ""),
+             o.number_of(sample), version());
 }
+
+/// Concatenates arrays f32 [N, h, w, …] along the last axis.
+HostArray beside(const HostArray& a, const HostArray& b) {
+  Dims dims = a.dims();
+  const int64_t left = dims.back(), right = b.dims().back();
+  dims.back() = left + right;
+  HostArray out(Shape{DType::f32, dims});
+  auto x = a.view<float>().begin(), y = b.view<float>().begin();
+  for (auto to = out.mutable_view<float>().begin(); to != out.mutable_view<float>().end(); x += left, y += right)
+    to = std::copy_n(y, right, std::copy_n(x, left, to));
+  return out;
+}
+
+/// A request whose images were extended, or cropped to the region that is generated, and the inverse for its media.
+struct Canvas {
+  SampleRequest request;
+  std::vector<HostArray> images;  // whole images, if only a region is generated
+  HostArray mask;                 // with their size
+  Region region;
+
+  Canvas(const SampleRequest& requested, const Family& family) : request(requested) {
+    SampleRequest& r = request;
+    if (!begins_with_images(r, family)) return;
+    if (!r.outpaint.empty()) {
+      constexpr int64_t kMost = 16384;
+      check(
+          r.outpaint.size() == 4 && std::ranges::min(r.outpaint) >= 0 && std::ranges::max(r.outpaint) <= kMost,
+          Code::invalid_config,
+          "outpaint is [{}]; expected the pixels that are added left, top, right and bottom, up to {} each, as in [64, "
+          "0, 64, 0]",
+          fmt::join(r.outpaint, ", "), kMost);
+      const Margins margins{r.outpaint[0], r.outpaint[1], r.outpaint[2], r.outpaint[3]};
+      r.mask = extended_mask(r.mask, r.images[0], margins);
+      for (HostArray& image : r.images) image = extended(image, margins);
+      r.outpaint.clear();
+    }
+    if (!r.padding_mask_crop || !r.mask) return;
+    const MediaSize size = sample_size(r, family);
+    images = r.images;
+    mask = resize_rgb8(r.mask, images[0].dims()[0], images[0].dims()[1], Filter::lanczos);
+    region = region_around(mask, *r.padding_mask_crop, size.height, size.width);
+    for (HostArray& image : r.images) {
+      check(image.dims() == images[0].dims(), Code::invalid_config,
+            "image: images of several sizes are given with padding_mask_crop; expected one size");
+      image = fitted(image, region, size.height, size.width);
+    }
+    r.mask = fitted(mask, region, size.height, size.width);
+    r.height = size.height, r.width = size.width;
+  }
+
+  /// Generated media f32 [N, h, w, 3] → media of the whole images.
+  HostArray whole(const HostArray& media) const {
+    if (images.empty()) return media;
+    const int64_t n = media.dims()[0], each = n / std::ssize(images);
+    HostArray out;
+    for (int64_t i = 0; i < n; ++i) {
+      const HostArray& image = images[static_cast<size_t>(i / each)];
+      const HostArray rgb = put_back(image, mask, region, image_of_batch(media, i));
+      HostArray pixels(Shape{DType::f32, {1, rgb.dims()[0], rgb.dims()[1], 3}});
+      std::ranges::transform(rgb.view<uint8_t>(), pixels.mutable_view<float>().begin(),
+                             [](uint8_t v) { return static_cast<float>(v) / 127.5f - 1; });
+      add_rows(out, n, i, pixels);
+    }
+    return out;
+  }
+};
 
 }  // namespace
 
 struct DiffusionPipeline::Impl {
-  /// Around models that others hold.
-  explicit Impl(PipelineModels given) : models(std::move(given)), keep_loaded(true) {}
-  Impl(const std::string& folder, const PipelineOptions& o)
+  /// For models that the caller owns.
+  explicit Impl(PipelineModels loaded) : models(std::move(loaded)), keep_loaded(true) {}
+  Impl(const std::string& folder, const PipelineOptions& o, const Impl* beside)
       : opened(open_model(folder, o.model, Purpose::sampling, 0, o.controlnet)),
-        own_devices(open_devices(o.hardware, o.mesh, o.sharding, opened->family->spec().axis_rules)),
-        models{*own_devices,
+        client(beside ? beside->client : open_client(o.hardware)),
+        opened_devices(
+            open_devices(client, o.hardware, o.mesh,
+                         AxisRules::for_family(o.sharding, o.mesh.axes(), opened->family->spec().axis_rules))),
+        models{*opened_devices,
                opened->family,
                std::filesystem::path(opened->folder.path()).filename().string(),
                opened->folder.scheduler_config(),
                [this](const ParamTable& params, const std::string& component) { return read(params, component); },
-               [this]() -> TextEncoder& { return own_text_encoder(); },
-               [this]() -> MediaAutoencoder& { return own_autoencoder(); },
-               denoiser_options(o.layers, *own_devices, opened->folder, *opened->family),
+               [this]() -> TextEncoder& { return lazy_text_encoder(); },
+               [this]() -> MediaAutoencoder& { return lazy_autoencoder(); },
+               denoiser_options(o.layers, *opened_devices, opened->folder, *opened->family),
                o.compile,
                o.batch},
         encoders(o.encoders),
@@ -54,20 +136,26 @@ struct DiffusionPipeline::Impl {
   }
 
   HostArrays read(const ParamTable& params, const std::string& component) const {
+    if (!loras.empty() && has_few_bits(params, component)) {  // LoRA is merged before quantizing
+      const ParamTable plain = before_few_bits(params, component);
+      HostArrays values = opened->weights.read(plain, component);
+      merge_loras(loras, plain, values);
+      return few_bits_values(params, component, values);
+    }
     HostArrays values = opened->weights.read(params, component);
-    ParamTable of_component;  // the others come with their own call
+    ParamTable of_component;  // other components have separate calls
     for (const Param& p : params.params())
       if (p.model == component) of_component.add(p);
     merge_loras(loras, of_component, values);
     return values;
   }
-  TextEncoder& own_text_encoder() {
+  TextEncoder& lazy_text_encoder() {
     if (!text)
       text = std::make_unique<TextEncoder>(models.devices, models.family, 1, models.weights, models.scope,
                                            models.compile, encoders);
     return *text;
   }
-  MediaAutoencoder& own_autoencoder() {
+  MediaAutoencoder& lazy_autoencoder() {
     if (!autoencoder) {
       const std::shared_ptr<const Autoencoder>& its = models.family->spec().autoencoder;
       HostArrays values;
@@ -77,7 +165,7 @@ struct DiffusionPipeline::Impl {
     }
     return *autoencoder;
   }
-  /// `batch` samples at a time, where the autoencoder is not another's.
+  /// The autoencoder, with `batch` samples at a time unless the caller owns it.
   MediaAutoencoder& autoencoder_for(int64_t batch) {
     MediaAutoencoder& coder = models.autoencoder();
     if (opened) coder.set_batch(batch);
@@ -87,7 +175,7 @@ struct DiffusionPipeline::Impl {
     const int64_t d = models.devices.mesh().devices();
     return (n + d - 1) / d * d;
   }
-  /// Without keep_loaded, what a stage had on the devices leaves them.
+  /// Without keep_loaded, frees the models of a finished stage from the devices.
   void leave(auto&... models_of_stage) {
     if (keep_loaded) return;
     (models_of_stage.reset(), ...);
@@ -96,7 +184,7 @@ struct DiffusionPipeline::Impl {
 
   SampleOptions options(const SampleRequest& r) {
     SampleOptions o = sample_options(r, *models.family, models.scheduler_config, models.batch, models.devices.count());
-    check_images(*models.family, std::ssize(r.images));
+    check_images(r, *models.family);
     if (opened) {
       const bool has_control = opened->folder.has("controlnet");
       check(o.control || !has_control, Code::invalid_config,
@@ -114,7 +202,7 @@ struct DiffusionPipeline::Impl {
     PromptConditioning prompts = encode_prompts(models.text_encoder(), *models.family, o);
     leave(text);
     if (r.progress) r.progress(SampleStage::encoded, std::ssize(o.prompts), std::ssize(o.prompts));
-    if (r.images.empty()) return prompts;
+    if (r.images.empty() || begins_with_images(r, *models.family)) return prompts;
     MediaAutoencoder& coder = autoencoder_for(per_device(1));
     if (!conditioner)
       conditioner =
@@ -127,7 +215,81 @@ struct DiffusionPipeline::Impl {
     return prompts;
   }
 
-  SampleResult generate(const SampleRequest& r) {
+  /// Encodes the images that samples begin with, if any, and the conditioning from a mask.
+  void encode_images(const SampleRequest& r, SampleOptions& o, PromptConditioning& prompts) {
+    const FamilySpec& spec = models.family->spec();
+    if (!begins_with_images(r, *models.family)) return;
+    HostArray pixels;
+    const int64_t n = std::ssize(r.images), height = o.size.height, width = o.size.width, each = o.samples() / n;
+    for (int64_t i = 0; i < n; ++i) {
+      const HostArray rgb = resize_rgb8(r.images[static_cast<size_t>(i)], height, width, Filter::lanczos);
+      add_rows(pixels, n, i, rgb.reshaped({1, height, width, 3}));
+    }
+    MediaAutoencoder& coder = autoencoder_for(per_device(1));
+    o.image_latents = repeat_rows(coder.latents(pixels), each);
+    if (r.mask) {
+      o.noise_alone = o.strength == 1;
+      const HostArray mask = mask_of(r.mask, height, width, r.mask_grow, r.mask_blur);
+      const HostArray cells = mask_cells(mask, spec.autoencoder->downscale, spec.image_to_image->mask_of_middle);
+      HostArrays fields;
+      // If the denoiser attends to reference images, it also gets this image without a mask.
+      if (models.family->reference_images()) fields[ReferenceImages::field(0)] = o.image_latents;
+      if (spec.inpainting.empty()) {
+        o.mask = cells;
+      } else {
+        const HostArray rest = repeat_rows(coder.latents(without_masked(pixels, mask)), each);
+        fields[spec.inpainting] = beside(repeat_rows(cells, o.samples()), rest);
+      }
+      for (HostArrays* half : {&prompts.positive, &prompts.negative})
+        if (!half->empty()) half->insert(fields.begin(), fields.end());
+    }
+    leave(autoencoder);
+  }
+
+  /// Generates samples, then enlarged samples that begin with them.
+  SampleResult generate_twice(const SampleRequest& r) {
+    check(r.hires_scale >= 1 && models.family->spec().image_to_image && !models.family->image_conditioning(),
+          Code::invalid_config, "hires_scale is {}; expected 1{}", r.hires_scale,
+          r.hires_scale < 1 ? " or more" : ": this model's media do not begin with an image");
+    check(r.seeds.empty(), Code::invalid_config, "hires_scale is {} with seeds; expected 1", r.hires_scale);
+    check(!r.mask && r.outpaint.empty(), Code::invalid_config,
+          "hires_scale is {} with mask_image or outpaint; expected 1: a sample with a mask has its image's size",
+          r.hires_scale);
+    first_step_of(*models.family, fmt::format("hires_scale is {}: hires_strength", r.hires_scale), r.hires_strength,
+                  r.num_inference_steps, 1);
+    SampleRequest small = r;
+    small.hires_scale = 1, small.decode = true;
+    const HostArray media = generate(small, 1).media;
+    SampleRequest large = r;
+    const int64_t n = media.dims()[0], each = n / std::ssize(r.prompt);
+    const auto of_each_sample = [&](auto& texts) {
+      const auto of_prompts = texts;
+      if (std::ssize(of_prompts) != std::ssize(r.prompt)) return;
+      texts.clear();
+      for (const std::string& text : of_prompts) texts.insert(texts.end(), static_cast<size_t>(each), text);
+    };
+    of_each_sample(large.negative_prompt), of_each_sample(large.prompt_2), of_each_sample(large.negative_prompt_2);
+    of_each_sample(large.prompt);
+    large.num_images_per_prompt = 1;
+    large.latents = {};
+    large.images.clear();
+    for (int64_t i = 0; i < n; ++i) large.images.push_back(image_of_batch(media, i));
+    const FamilySpec& spec = models.family->spec();
+    const auto side = [&](int64_t pixels) {
+      const int64_t multiple = spec.autoencoder->downscale * spec.patch;
+      return static_cast<int64_t>(static_cast<double>(pixels) * r.hires_scale + 0.5) / multiple * multiple;
+    };
+    large.height = side(media.dims()[1]), large.width = side(media.dims()[2]);
+    large.strength = r.hires_strength;
+    large.hires_scale = 1;
+    return generate(large, r.hires_scale);
+  }
+
+  /// `enlarged`: factor by which the images that samples begin with were enlarged; 1: not.
+  SampleResult generate(const SampleRequest& requested, double enlarged) {
+    if (requested.hires_scale != 1) return generate_twice(requested);
+    const Canvas canvas(requested, *models.family);
+    const SampleRequest& r = canvas.request;
     SampleOptions o = options(r);
     const auto check_stop = [&r] {
       if (r.stop.stop_requested()) throw Cancelled();
@@ -135,7 +297,8 @@ struct DiffusionPipeline::Impl {
     const Family& family = *models.family;
     const int64_t n = o.samples();
     check_stop();
-    const PromptConditioning prompts = conditioning(r, o);
+    PromptConditioning prompts = conditioning(r, o);
+    encode_images(r, o, prompts);
     o.progress = [&](int64_t done, int64_t total) {
       check_stop();
       if (r.progress) r.progress(SampleStage::step, done, total);
@@ -145,11 +308,11 @@ struct DiffusionPipeline::Impl {
         denoise(models.devices, family, models.weights, prompts, o, opened && keep_loaded ? &denoiser : nullptr);
     if (r.progress) r.progress(SampleStage::denoised, n, n);
     check_stop();
-    for (int64_t i = 0; i < n; ++i) out.parameters.push_back(parameters(family, models.name, o, i));
+    for (int64_t i = 0; i < n; ++i) out.parameters.push_back(parameters(family, models.name, o, i, enlarged));
     if (!r.decode && !family.spec().autoencoder->other_published_latents) return out;
     const int64_t together = r.vae_slicing ? per_device(1) : o.batch > 0 ? o.batch : per_device(n);
     if (r.decode)
-      out.media = decode_latents(autoencoder_for(together), family, out.latents, r.vae_tiling);
+      out.media = canvas.whole(decode_latents(autoencoder_for(together), family, out.latents, r.vae_tiling));
     else
       out.published_latents =
           autoencoder_for(together).published(family.spec().autoencoder->latent_scale.undo(out.latents));
@@ -158,8 +321,9 @@ struct DiffusionPipeline::Impl {
     return out;
   }
 
-  std::optional<OpenedModel> opened;  // none: the models are others'
-  std::optional<Devices> own_devices;
+  std::optional<OpenedModel> opened;     // none: the caller owns the models
+  std::shared_ptr<pjrt::Client> client;  // null: the devices belong to others
+  std::optional<Devices> opened_devices;
   std::vector<ScaledLora> loras;
   PipelineModels models;
   EncoderKeys encoders;
@@ -177,13 +341,24 @@ DiffusionPipeline::DiffusionPipeline(DiffusionPipeline&&) noexcept = default;
 DiffusionPipeline::~DiffusionPipeline() = default;
 
 DiffusionPipeline DiffusionPipeline::load(const std::string& folder, const PipelineOptions& options) {
-  return DiffusionPipeline(std::make_unique<Impl>(folder, options));
+  return DiffusionPipeline(std::make_unique<Impl>(folder, options, nullptr));
+}
+DiffusionPipeline DiffusionPipeline::load_beside(const DiffusionPipeline& other, const std::string& folder,
+                                                 const PipelineOptions& options) {
+  return DiffusionPipeline(std::make_unique<Impl>(folder, options, other.impl_.get()));
+}
+
+void DiffusionPipeline::set_loras(const LoraKeys& keys) {
+  Impl& p = *impl_;
+  p.loras = read_loras(keys, p.opened->folder, *p.models.family);
+  p.denoiser.weights.clear();
+  if (p.text) p.text->forget_weights();
 }
 
 SampleResult DiffusionPipeline::generate(const SampleRequest& request) {
   Impl& p = *impl_;
   try {
-    return p.generate(request);
+    return p.generate(request, 1);
   } catch (Error& e) {
     p.leave(p.text, p.conditioner, p.autoencoder);
     if (p.opened && e.code() == Code::device) note_damaged_weights(*p.opened, e);

@@ -1,5 +1,5 @@
-// A loaded pipeline: the text encoders, denoisers, autoencoder and scheduler of a model folder on devices, sampling for
-// one request after the other.
+// A loaded pipeline: the text encoders, denoisers, autoencoder and scheduler of a model folder on devices. It samples
+// one request at a time.
 //
 //   md::DiffusionPipeline pipeline = md::DiffusionPipeline::load("FOLDER");
 //   md::SampleRequest request;
@@ -22,25 +22,25 @@
 
 namespace md {
 
-/// What a pipeline is loaded as. Members are the keys of the same names, with their meanings and defaults.
+/// Options of load(). Members are the keys of the same names, with their meanings and defaults.
 struct PipelineOptions {
   ModelKeys model;         // revision, variant, files that replace weights, …; the folder's name is load()'s argument
   std::string controlnet;  // a ControlNet's folder or file; empty: none
-  LoraKeys lora;           // LoRA files that are added to the weights
+  LoraKeys lora;           // LoRA files that are merged into the weights
   HardwareKeys hardware;   // hardware, plugin, cpu_device_count
-  MeshConfig mesh;         // how the devices are arranged
-  ShardingKeys sharding;   // how weights and samples are split over them
+  MeshConfig mesh;         // arrangement of the devices
+  ShardingKeys sharding;   // sharding of weights and samples
   LayerKeys layers;        // of the denoisers: dtypes, attention, quantization
   EncoderKeys encoders;    // of the text encoders and the autoencoder: dtypes
   MediaChunkKeys media_chunks;
   CompileConfig compile;
   SampleBatch batch;  // samples at a time
-  /// true: all weights and programs stay on the devices for the next request. false: for one request in little memory:
-  /// text encoders leave before the denoiser comes, which leaves before the autoencoder comes.
+  /// true: all weights and programs stay on the devices for the next request. false: saves memory in a single request:
+  /// the text encoders are released before the denoiser is loaded, and the denoiser before the autoencoder.
   bool keep_loaded = true;
 };
 
-/// Models that are open already, as those of a run that is training.
+/// Models that are already open, for example those of a training run.
 struct PipelineModels {
   const Devices& devices;
   std::shared_ptr<const Family> family;
@@ -54,42 +54,50 @@ struct PipelineModels {
 };
 
 struct SampleResult {
-  HostArray media;    // f32 [N, (F,) H, W, 3] in [−1, 1], the samples of a prompt together; or absent
-  HostArray latents;  // f32 [N, (F,) h, w, C], scaled as the denoiser has them
-  /// Of a request that does not decode: as diffusers' pipelines return them, where these are others; or absent.
+  HostArray media;    // f32 [N, (F,) H, W, 3] in [−1, 1], the samples of a prompt adjacent; or absent
+  HostArray latents;  // f32 [N, (F,) h, w, C], scaled for the denoiser
+  /// Only without decoding, and if they differ from `latents`: the latents that diffusers' pipelines return.
   HostArray published_latents;
-  std::vector<std::string> parameters;  // of each: prompt, steps, seed, … as AUTOMATIC1111's web UI writes them in PNG
+  std::vector<std::string> parameters;  // of each sample: prompt, seed, … in the format of AUTOMATIC1111's web UI
 };
 
-/// Thrown where SampleRequest::stop has ended a request.
+/// Thrown when SampleRequest::stop ends a request.
 class Cancelled : public Error {
  public:
   Cancelled() : Error(Code::internal, "the request was cancelled") {}
 };
 
-/// Not thread safe: one request at a time for each pipeline; what serves many has a queue before it. Other pipelines
-/// may work at the same time. SampleRequest::stop may be used from any thread.
+/// Not thread safe: one request at a time for each pipeline; a server queues requests. Different pipelines may run at
+/// the same time. SampleRequest::stop may be used from any thread.
 class DiffusionPipeline {
  public:
   /// `folder`: a model folder in diffusers' layout, a single file, the name of a model in the Hugging Face cache, or a
-  /// run's folder; may be in a bucket. Weights are read when they are first needed. Throws io for files that are
-  /// missing or do not match; invalid_config for options that the model or the devices cannot follow.
+  /// run's folder; may be in a bucket. Weights are read when first needed. Throws io for files that are missing or do
+  /// not match; invalid_config for options that the model or the devices do not support.
   static DiffusionPipeline load(const std::string& folder, const PipelineOptions& options = {});
-  /// Samples with models that others hold. Of their denoisers nothing stays on the devices.
+  /// Loads a folder on the devices of another, loaded pipeline; options.hardware is ignored.
+  static DiffusionPipeline load_beside(const DiffusionPipeline& other, const std::string& folder,
+                                       const PipelineOptions& options = {});
+  /// Samples with models that the caller owns. Their denoisers do not stay on the devices.
   explicit DiffusionPipeline(PipelineModels models);
   DiffusionPipeline(DiffusionPipeline&&) noexcept;
   ~DiffusionPipeline();
 
-  /// With keep_loaded, a request like an earlier one in the sizes, guidance, and numbers of prompts, samples and steps
-  /// (with step_by_step: any number) compiles and reads nothing. The same request gives the same bits, whatever was
-  /// asked before. Throws before anything is computed: invalid_config, naming the key, for what the model cannot do.
-  /// Later: Cancelled and what `progress` throws; device where samples are not finite; out_of_memory. After any error
-  /// the pipeline takes the next request.
+  /// Samples one request. With hires_scale above 1 it samples twice and returns the second result. With keep_loaded, a
+  /// request with the sizes, guidance, and numbers of prompts, samples and steps (with step_by_step: any number) of an
+  /// earlier one compiles and reads nothing. Equal requests give equal bits, whatever was called before. Throws
+  /// invalid_config, naming the key, before anything is computed if the model does not support the request. Later it
+  /// throws Cancelled, what `progress` throws, device if samples are not finite, and out_of_memory. The pipeline
+  /// accepts further requests after any error.
   SampleResult generate(const SampleRequest& request);
+
+  /// Replaces the LoRA files of a loaded pipeline, effective with the next request. Weights are read again; nothing is
+  /// recompiled. Throws as load() does for LoRA files that do not fit, and keeps the old ones.
+  void set_loras(const LoraKeys& keys);
 
   const Devices& devices() const;
   const std::shared_ptr<const Family>& family() const;
-  /// Of a pipeline that was loaded.
+  /// The folder of a pipeline from load().
   const ModelFolder& folder() const;
 
  private:

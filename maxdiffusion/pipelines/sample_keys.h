@@ -1,4 +1,4 @@
-// Keys of sampling: prompts, sizes, guidance and steps, what is written, and ControlNet.
+// Keys of sampling: prompts, sizes, guidance, steps, outputs, and ControlNet.
 #pragma once
 
 #include <cstdint>
@@ -7,19 +7,25 @@
 #include <vector>
 
 #include "maxdiffusion/config/config.h"
+#include "maxdiffusion/pipelines/guidance.h"
 
 namespace md {
 
 /// Keys of one sampling run.
-struct SampleKeys {
+struct SampleKeys : GuidanceKeys {
   Texts prompt;
   OptionalTexts negative_prompt, prompt_2, negative_prompt_2;
+  std::string prompt_syntax = "plain";
   bool do_classifier_free_guidance = true;
   double guidance_scale = 7.5, guidance_rescale = 0, true_cfg_scale = 1, cfg_normalization = 0, cfg_truncation = 1;
   int64_t num_inference_steps = 30, clip_skip = 0;
   std::optional<int64_t> num_images_per_prompt, sample_seed, height, width, num_frames;
-  std::optional<double> guidance_scale_high, guidance_scale_low, boundary_ratio;
+  std::optional<double> guidance_scale_high, guidance_scale_low, boundary_ratio, strength;
   bool scan_diffusion_loop = false;
+  int64_t mask_grow = 0;
+  double mask_blur = 0, hires_scale = 1, hires_strength = 0.4;
+  std::optional<int64_t> padding_mask_crop;
+  std::vector<int64_t> outpaint;
   std::vector<int64_t> original_size, crops_coords_top_left = {0, 0}, target_size;
   bool vae_slicing = false, vae_tiling = false;
   template <class V>
@@ -30,6 +36,10 @@ struct SampleKeys {
     v("prompt_2", prompt_2, "prompt of a second text encoder: one text, or one for each prompt; null: prompt");
     v("negative_prompt_2", negative_prompt_2,
       "negative prompt of a second text encoder: one text, or one for each prompt; null: negative_prompt");
+    v("prompt_syntax", prompt_syntax,
+      "weights in prompts, (word:1.3), and more than 77 tokens, as AUTOMATIC1111's web UI or ComfyUI count them, for "
+      "models with CLIP's text encoders; plain: brackets are text, and what is over is cut",
+      one_of({"plain", "a1111", "comfyui"}));
     v("do_classifier_free_guidance", do_classifier_free_guidance,
       "false: sample without classifier-free guidance, whatever guidance_scale is");
     v("guidance_scale", guidance_scale,
@@ -51,7 +61,24 @@ struct SampleKeys {
       "largest norm of a guided prediction, as a multiple of that with the prompt alone; 0: any", at_least(0));
     v("cfg_truncation", cfg_truncation,
       "part of the way from noise to data, from 0 to 1, behind which steps are not guided; 1: all are", in_range(0, 1));
+    GuidanceKeys::visit(v);
     v("num_inference_steps", num_inference_steps, "denoising steps");
+    v("strength", strength,
+      "part of the denoising steps that run on an image with the noise of their first step (image to image); 1: all, "
+      "the image is hardly seen; null: the model's own, with image",
+      in_range(0, 1));
+    v("mask_grow", mask_grow, "pixels by which the white of mask_image grows on all sides", at_least(0));
+    v("mask_blur", mask_blur,
+      "deviation in pixels of the blur of mask_image's sides, where new and old are mixed; 0: none", at_least(0));
+    v("padding_mask_crop", padding_mask_crop,
+      "pixels around the white of mask_image: only that part of the image is generated, at the size of the sample, and "
+      "put back; null: the whole image",
+      at_least(0));
+    v("outpaint", outpaint, "pixels that the image is continued by: left, top, right, bottom; empty: none",
+      at_least(0));
+    v("hires_scale", hires_scale,
+      "the sample is enlarged by this (Lanczos) and generated again from that image; 1: it is not", at_least(1));
+    v("hires_strength", hires_strength, "strength of what hires_scale generates again", in_range(0, 1));
     v("scan_diffusion_loop", scan_diffusion_loop,
       "run all steps of videos as one program, as for images, instead of one step at a time with progress");
     v("num_images_per_prompt", num_images_per_prompt,
@@ -69,23 +96,31 @@ struct SampleKeys {
   }
 };
 
-/// The same with the files that are read and written.
+/// SampleKeys and the keys of files that are read and written.
 struct SampleFileKeys : SampleKeys {
-  std::string latents, output_type, image_url, last_image;
+  std::string latents, output_type, image_url, last_image, mask_image;
   std::vector<std::string> image;
+  std::optional<int64_t> only_image;
   double fps = 16;
   template <class V>
   void visit(V&& v) {
     SampleKeys::visit(v);
     v("fps", fps, "frames per second of videos");
     v("image", image,
-      "image that the video begins with, or reference images that an image is made from: a file, or an https:// "
-      "address; several as a list, or one text with commas",
+      "image that the sample begins with (image to image; videos: the first frame), or reference images that it is "
+      "made "
+      "from: a file, or an https:// address; several as a list, or one text with commas",
       KeyPath::input);
     v("image_url", image_url, "as image: MaxDiffusion's key", KeyPath::input);
+    v("mask_image", mask_image,
+      "inpainting: a file, or an https:// address, white where the image is replaced and black where it stays",
+      KeyPath::input);
     v("last_image", last_image, "image that the video ends with", KeyPath::input);
     v("latents", latents,
       "safetensors file whose tensor `latents` (standard normal, NCHW or NCFHW) is the initial noise", KeyPath::input);
+    v("only_image", only_image,
+      "number, from 0, of the one image that is written of those that prompt and num_images_per_prompt give; null: all",
+      at_least(0));
     v("output_type", output_type,
       "what is written: png, mp4, np (images.safetensors, video.safetensors) or latent (latents.safetensors); empty: "
       "png, or mp4 for videos",
@@ -93,7 +128,7 @@ struct SampleFileKeys : SampleKeys {
   }
 };
 
-/// Predictions that denoising steps reuse from earlier ones.
+/// Keys of caches that reuse predictions of earlier denoising steps.
 struct StepCacheKeys {
   bool use_cfg_cache = false, use_magcache = false, use_sen_cache = false, use_kv_cache = false,
        use_batched_text_encoder = false;
@@ -115,11 +150,11 @@ struct StepCacheKeys {
       "videos: reuse the last prediction while timestep and latents have changed little");
     v("use_kv_cache", use_kv_cache,
       "videos: compute the prompt's keys and values once for all steps; the result is the same");
-    v("use_batched_text_encoder", use_batched_text_encoder, "prompts are always encoded together; has no effect");
+    v("use_batched_text_encoder", use_batched_text_encoder, "prompts are always encoded together; ignored");
   }
   /// The key of the enabled cache: "use_magcache"; empty: none.
   std::string step_cache() const;
-  /// Throws invalid_config where several are enabled.
+  /// Throws invalid_config if several are enabled.
   void validate() const;
 };
 

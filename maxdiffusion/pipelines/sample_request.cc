@@ -4,6 +4,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/encoders/image_conditioner.h"
 #include "maxdiffusion/media/resize.h"
 
 namespace md {
@@ -15,23 +16,23 @@ std::array<int64_t, 2> pair(const char* key, const std::vector<int64_t>& values)
   return {values[0], values[1]};
 }
 
-/// Without what the model has no reader for, which is warned about.
+/// The texts; or none, with a warning, if the model has no encoder for them.
 std::vector<std::string> second_texts(const char* key, const std::vector<std::string>& texts, const Family& family) {
   if (texts.empty() || !family.spec().second_text_fields().empty()) return texts;
-  log_warning("{} has no effect: this model has one text encoder", key);
+  log_warning("{} is ignored: this model has one text encoder", key);
   return {};
 }
 
 void set_guidance(const SampleKeys& k, const Family& family, SampleOptions& o) {
   const bool distilled = family.spec().embedded_guidance, by_true_scale = family.spec().true_guidance;
   o.embedded_guidance = k.guidance_scale;
-  const double from_one = 1 - family.spec().unguided;  // what the factor of the model's guidance counts from
+  const double from_one = 1 - family.spec().unguided;  // 1 if the model's guidance scale counts from 0
   o.guidance_scale = by_true_scale ? k.true_cfg_scale : k.guidance_scale + from_one;
   if (!k.do_classifier_free_guidance || family.spec().unguided_only) o.guidance_scale = 1;
   if (distilled && !k.negative_prompt.empty() && !o.guided())
-    log_warning("negative_prompt has no effect: this model was distilled with guidance; try true_cfg_scale above 1");
+    log_warning("negative_prompt is ignored: this model was distilled with guidance; try true_cfg_scale above 1");
   if (!by_true_scale && k.true_cfg_scale != 1)
-    log_warning("true_cfg_scale has no effect: this model is guided by guidance_scale");
+    log_warning("true_cfg_scale is ignored: this model is guided by guidance_scale");
   if (family.spec().denoisers.size() == 2) {
     o.guidance_scales = {k.guidance_scale_high.value_or(k.guidance_scale),
                          k.guidance_scale_low.value_or(k.guidance_scale)};
@@ -40,12 +41,12 @@ void set_guidance(const SampleKeys& k, const Family& family, SampleOptions& o) {
           "boundary_ratio is {}; expected 0 to 1", k.boundary_ratio.value_or(0));
     o.boundary_ratio = k.boundary_ratio;
   } else if (k.guidance_scale_high || k.guidance_scale_low || k.boundary_ratio) {
-    log_warning(
-        "guidance_scale_high, guidance_scale_low and boundary_ratio have no effect: this model has one denoiser");
+    log_warning("guidance_scale_high, guidance_scale_low and boundary_ratio are ignored: this model has one denoiser");
   }
   o.guidance_rescale = k.guidance_rescale;
   o.cfg_normalization = k.cfg_normalization;
   o.cfg_truncation = k.cfg_truncation;
+  o.guidance = k;
 }
 
 int64_t images_per_prompt(const SampleRequest& r) {
@@ -61,13 +62,16 @@ int64_t images_per_prompt(const SampleRequest& r) {
   return each;
 }
 
-std::vector<MediaSize> sizes_of(const std::vector<HostArray>& images) {
-  std::vector<MediaSize> sizes;
-  for (const HostArray& image : images) sizes.push_back({image.dims()[0], image.dims()[1]});
-  return sizes;
+/// Sets the options of samples that begin with images.
+void set_beginning(const SampleRequest& r, const Family& family, SampleOptions& o) {
+  const ImageToImage& its = *family.spec().image_to_image;
+  const double usual = r.mask ? its.inpaint_strength : its.strength;
+  o.strength = r.strength.value_or(usual);
+  check(*o.strength >= 0 && *o.strength <= 1, Code::invalid_config, "strength is {}; expected 0 to 1", *o.strength);
+  o.first_step = first_step_of(family, "strength", *o.strength, o.num_inference_steps, usual);
 }
 
-/// f32 [1, H, W, 3] in [0, 1], of the samples' size.
+/// f32 [1, H, W, 3] in [0, 1], with the samples' size.
 ControlOptions control_options(const ControlRequest& c, const MediaSize& size) {
   const HostArray rgb = resize_rgb8(c.image, size.height, size.width, Filter::lanczos);
   HostArray image(Shape{DType::f32, {1, size.height, size.width, 3}});
@@ -80,9 +84,46 @@ ControlOptions control_options(const ControlRequest& c, const MediaSize& size) {
 
 int64_t sampling_batch(const SampleBatch& b, int64_t devices) {
   const auto n = static_cast<double>(devices);
-  // Half a sample more of a global batch, since what is over is cut off.
+  // Adds half a sample to a global batch, because the product is truncated.
   const double each = b.global > 0 ? (static_cast<double>(b.global) + 0.5) / n : b.per_device;
   return std::max<int64_t>(devices, static_cast<int64_t>(each * n));
+}
+
+int64_t first_step_of(const Family& family, const std::string& key, double strength, int64_t steps, double usual) {
+  const int64_t first = family.spec().image_to_image->first_step(steps, strength);
+  if (steps > 0 && first >= steps)
+    throw Error(Code::invalid_config, fmt::format("{} is {}, and so none of num_inference_steps={} steps runs; "
+                                                  "expected a larger part",
+                                                  key, strength, steps))
+        .note(fmt::format("try: {}={}", key.substr(key.rfind(' ') + 1), usual));
+  return first;
+}
+
+bool begins_with_images(const SampleRequest& r, const Family& family) {
+  return !r.images.empty() && family.spec().image_to_image && !family.image_conditioning() &&
+         (!family.reference_images() || r.strength || r.mask || !r.outpaint.empty());
+}
+
+void check_images(const SampleRequest& r, const Family& family) {
+  const int64_t images = std::ssize(r.images), prompts = std::ssize(r.prompt);
+  const bool masked = r.mask || !r.outpaint.empty() || r.padding_mask_crop;
+  const bool inpaints = !family.spec().inpainting.empty();
+  if (masked && images > 0 && !begins_with_images(r, family))
+    throw Error(
+        Code::invalid_config,
+        "mask_image, padding_mask_crop or outpaint is given; expected none: this model's media do not begin with an "
+        "image");
+  check(!masked || images > 0, Code::invalid_config,
+        "mask_image, padding_mask_crop or outpaint is given without image; expected image=FILE too");
+  check(!r.padding_mask_crop || r.mask, Code::invalid_config,
+        "padding_mask_crop is given without mask_image; expected mask_image=FILE too");
+  if (inpaints && !r.mask && r.outpaint.empty())
+    throw Error(Code::invalid_config, "mask_image: empty; this is an inpainting model, which takes an image and a mask")
+        .note("try: image=FILE mask_image=FILE, or outpaint=64,0,64,0 in place of the mask");
+  if (!begins_with_images(r, family)) return check_images(family, images);
+  check(images == 1 || images == prompts, Code::invalid_config,
+        "image: {} images are given for {} {}; expected one for all, or one each", images, prompts,
+        prompts == 1 ? "prompt" : "prompts");
 }
 
 MediaSize sample_size(const SampleKeys& k, int64_t resolution, const Family& family) {
@@ -92,13 +133,21 @@ MediaSize sample_size(const SampleKeys& k, int64_t resolution, const Family& fam
 
 MediaSize sample_size(const SampleRequest& r, const Family& family) {
   MediaSize size = sample_size(r, r.resolution, family);
-  if (const ReferenceImages* references = family.reference_images(); references && !r.images.empty()) {
-    const MediaSize own = references->sample_size(sizes_of(r.images));
-    size.height = r.height.value_or(own.height), size.width = r.width.value_or(own.width);
+  if (begins_with_images(r, family)) {
+    const int64_t multiple = family.spec().autoencoder->downscale * family.spec().patch;
+    const bool continued = r.outpaint.size() == 4;
+    const auto image_side = [&](size_t axis) {
+      const int64_t extra = continued ? r.outpaint[axis == 0 ? 1 : 0] + r.outpaint[axis == 0 ? 3 : 2] : 0;
+      return std::max(multiple, (r.images[0].dims()[axis] + extra) / multiple * multiple);
+    };
+    size.height = r.height.value_or(image_side(0)), size.width = r.width.value_or(image_side(1));
+  } else if (const ReferenceImages* references = family.reference_images(); references && !r.images.empty()) {
+    const MediaSize reference_size = references->sample_size(ReferenceImages::sizes_of(r.images));
+    size.height = r.height.value_or(reference_size.height), size.width = r.width.value_or(reference_size.width);
   }
   if (!r.control.image) return size;
-  const auto own = [&](size_t axis) { return std::max<int64_t>(64, r.control.image.dims()[axis] / 64 * 64); };
-  size.height = r.height.value_or(own(0)), size.width = r.width.value_or(own(1));
+  const auto control_size = [&](size_t axis) { return std::max<int64_t>(64, r.control.image.dims()[axis] / 64 * 64); };
+  size.height = r.height.value_or(control_size(0)), size.width = r.width.value_or(control_size(1));
   return size;
 }
 
@@ -108,8 +157,8 @@ void check_size(const SampleKeys& keys, const Family& family, const MediaSize& s
   } catch (const Error& e) {
     const bool videos = family.spec().videos();
     std::string named;
-    const auto add = [&](const char* key, int64_t value, const std::optional<int64_t>& given) {
-      const std::string text = fmt::format("{}={}", given == value ? key : "resolution", value);
+    const auto add = [&](const char* key, int64_t value, const std::optional<int64_t>& setting) {
+      const std::string text = fmt::format("{}={}", setting == value ? key : "resolution", value);
       if (named.find(text) == std::string::npos) named += (named.empty() ? "" : ", ") + text;
     };
     add("height", size.height, keys.height);
@@ -131,6 +180,7 @@ SampleOptions sample_options(const SampleRequest& r, const Family& family, const
   o.negative_prompts = r.negative_prompt;
   o.second_prompts = second_texts("prompt_2", r.prompt_2, family);
   o.second_negative_prompts = second_texts("negative_prompt_2", r.negative_prompt_2, family);
+  o.prompt_syntax = r.prompt_syntax;
   set_guidance(r, family, o);
   o.num_inference_steps = r.num_inference_steps;
   o.clip_skip = r.clip_skip;
@@ -144,7 +194,10 @@ SampleOptions sample_options(const SampleRequest& r, const Family& family, const
   o.seed = static_cast<uint64_t>(seed);
   o.first_sample = r.first_sample;
   o.latents = r.latents;
-  if (family.reference_images()) o.references = sizes_of(r.images);
+  if (begins_with_images(r, family))
+    set_beginning(r, family, o);
+  else if (family.reference_images())
+    o.references = r.images;
   o.images_per_prompt = images_per_prompt(r);
   if (batch.pixels_per_device > 0) {
     o.batch = std::max<int64_t>(batch.pixels_per_device / (o.size.height * o.size.width * o.size.frames), 1) * devices;
@@ -154,6 +207,10 @@ SampleOptions sample_options(const SampleRequest& r, const Family& family, const
   }
   o.scheduler_config = sampling_config(scheduler_config, r.scheduler);
   o.scheduler = sampler_of(family, o);
+  check(r.seeds.empty() || (r.seeds.size() == r.prompt.size() && !o.scheduler->stochastic()), Code::invalid_config,
+        "seeds: {} are given for {} prompts{}; expected one each, and a sampler that adds no noise", r.seeds.size(),
+        r.prompt.size(), o.scheduler->stochastic() ? " and a sampler that adds noise" : "");
+  o.seeds = r.seeds;
   o.cache = r.cache;
   if (r.control.image) o.control = control_options(r.control, o.size);
   check_sampling(family, o);

@@ -1,4 +1,5 @@
-// A request to a pipeline, as values: no files, no devices. And a model's options that follow from it.
+// A request to a pipeline as values, without files and devices; and the sampling options that follow from it for a
+// model.
 #pragma once
 
 #include <cstdint>
@@ -13,58 +14,73 @@
 
 namespace md {
 
-/// How far a request is, in this order: `encoded` once, `step` with no step done and after every run of the denoiser's
+/// Stages of a request, in order: `encoded` once, `step` before the first and after every call of the denoiser's
 /// program, `denoised` once, `decoded` once unless only latents are requested.
 enum class SampleStage { encoded, step, denoised, decoded };
 using SampleProgress = std::function<void(SampleStage stage, int64_t done, int64_t total)>;
 
-/// The image that a ControlNet reads, and how it acts.
+/// The ControlNet's input image and its settings.
 struct ControlRequest {
   HostArray image;            // u8 [H, W, 3] of any size; absent: none
-  double scale = 1;           // of what the ControlNet adds
-  double start = 0, end = 1;  // part of the steps in which it acts
+  double scale = 1;           // of the ControlNet's residuals
+  double start = 0, end = 1;  // range of steps with the ControlNet, as fractions
 };
 
-/// The fields of SampleKeys are the keys of the same names, with their meanings and defaults (`inspect keys`); the seed
-/// is sample_seed, 0 where it is null.
+/// The fields of SampleKeys are the keys of the same names, with their meanings and defaults (`inspect keys`). The seed
+/// is sample_seed, or 0 if that is null.
 struct SampleRequest : SampleKeys {
-  int64_t resolution = 512;  // height and width where they are null; with an image these are its own
-  SchedulerKeys scheduler;   // which sampler, in place of the model's
+  int64_t resolution = 512;  // default of height and width; with an image, its own size is the default
+  SchedulerKeys scheduler;   // the sampler, instead of the model's
   StepCacheKeys cache;       // predictions reused between steps
-  ControlRequest control;    // for a pipeline with a ControlNet, which needs it
-  /// u8 [H, W, 3] of any size: what a video begins with, and ends with; or reference images.
+  ControlRequest control;    // for pipelines with a ControlNet, which need it
+  /// u8 [H, W, 3] of any size: first and last image of a video; reference images; or the images that samples begin with
+  /// (begins_with_images): one for all prompts, or one each.
   std::vector<HostArray> images;
-  HostArray latents;         // initial noise f32 [N, (F,) h, w, C], standard normal; absent: of the seed
-  int64_t first_sample = 0;  // number of the first sample; its noise follows from seed and number
-  bool decode = true;        // false: the result is latents only
-  /// One program runs one step, so that `progress` is called and `stop` acts after each. Videos do so anyway, unless
-  /// scan_diffusion_loop. Otherwise one program runs all steps.
+  HostArray mask;            // u8 [H, W, 3] of any size, white where images are replaced; absent: everywhere
+  HostArray latents;         // initial noise f32 [N, (F,) h, w, C], standard normal; absent: from the seed
+  int64_t first_sample = 0;  // number of the first sample; noise depends on seed and number
+  /// One seed per prompt instead of sample_seed; each prompt's samples are then numbered from first_sample on. Not with
+  /// samplers that add noise (Scheduler::stochastic) or hires_scale. Empty: sample_seed for all.
+  std::vector<uint64_t> seeds = {};
+  bool decode = true;  // false: the result is latents only
+  /// Runs one step per program call, so that `progress` is called and `stop` is checked after each step. Default for
+  /// videos unless scan_diffusion_loop. false: all steps in one call.
   bool step_by_step = false;
-  SampleProgress progress = {};  // on the thread of generate(); what it throws ends the request
+  SampleProgress progress = {};  // called on the thread of generate(); an exception ends the request
   std::stop_token stop = {};     // ends the request: see DiffusionPipeline::generate
 };
 
-/// Samples of one run of a program: `global` or, if that is 0, `per_device` on each device; with pixels_per_device, as
-/// many as have no more pixels, all their frames counted, and at least one on each device.
+/// Samples per program call: `global` or, if that is 0, `per_device` on each device. With pixels_per_device, as many as
+/// have at most that number of pixels over all their frames, and at least one on each device.
 struct SampleBatch {
   double per_device = 1;
   int64_t global = 0, pixels_per_device = 0;
 };
 
-/// Of samples: height and width, or `resolution`; of videos num_frames.
+/// Whether a request's images are those that samples begin with (image to image). True for models without image
+/// conditioning; for models with reference images, only if `strength`, a mask or `outpaint` is set.
+bool begins_with_images(const SampleRequest& request, const Family& family);
+/// Index of the first of `steps` steps that runs for image to image. Throws invalid_config if none does, naming `key`;
+/// the note suggests `usual` as a value of its last word.
+int64_t first_step_of(const Family& family, const std::string& key, double strength, int64_t steps, double usual);
+/// Throws invalid_config if the family's media need another number of images than the request has.
+void check_images(const SampleRequest& request, const Family& family);
+
+/// Size of samples: height and width, or `resolution`; for videos num_frames.
 MediaSize sample_size(const SampleKeys& keys, int64_t resolution, const Family& family);
-/// The same, with the size of an image where height and width are null: of a ControlNet's its own, rounded down to
-/// multiples of 64; of reference images ReferenceImages::sample_size.
+/// Size of samples. If height and width are null, it follows from an image: a ControlNet's image size, rounded down to
+/// multiples of 64; ReferenceImages::sample_size; or the size of the image that samples begin with, rounded down to a
+/// size that the model supports.
 MediaSize sample_size(const SampleRequest& request, const Family& family);
-/// Throws invalid_config, naming the keys, where a family's models cannot generate media of this size.
+/// Throws invalid_config, naming the keys, if the family's models do not support media of this size.
 void check_size(const SampleKeys& keys, const Family& family, const MediaSize& size);
 
-/// What `request` asks of a model on `devices` devices; scope and compile are the caller's. `scheduler_config`: the
-/// text of scheduler_config.json. Throws invalid_config, for numbers of texts or images, sizes, steps, samplers,
-/// latents, caches and a ControlNet's part, before anything is computed.
+/// Sampling options of `request` for a model on `devices` devices; the caller sets scope and compile.
+/// `scheduler_config`: the text of scheduler_config.json. Throws invalid_config, before anything is computed, for
+/// numbers of texts or images, sizes, steps, samplers, latents, caches and a ControlNet's range.
 SampleOptions sample_options(const SampleRequest& request, const Family& family, const std::string& scheduler_config,
                              const SampleBatch& batch, int64_t devices);
-/// Samples of a run of the program: at least one for each device.
+/// Samples per program call: at least one for each device.
 int64_t sampling_batch(const SampleBatch& batch, int64_t devices);
 
 }  // namespace md

@@ -16,7 +16,7 @@
 namespace md {
 namespace {
 
-/// [n, n]: keeps the frequencies 0 to below − 1, of both signs.
+/// [n, n] matrix that keeps the frequencies 0 to below − 1, positive and negative.
 HostArray low_pass(int64_t n, int64_t below) {
   HostArray p(Shape{DType::f32, {n, n}});
   auto v = p.mutable_view<float>();
@@ -31,7 +31,7 @@ HostArray low_pass(int64_t n, int64_t below) {
   return p;
 }
 
-/// The matrix times the axis of x.
+/// Multiplies along an axis of x by the matrix.
 Tensor along(Tensor x, int64_t axis, const HostArray& matrix) {
   std::vector<int64_t> last, back;
   for (int64_t i = 0; i < x.rank(); ++i)
@@ -44,7 +44,8 @@ Tensor along(Tensor x, int64_t axis, const HostArray& matrix) {
   return transpose(y, back);
 }
 
-/// Guidance's change of a prediction, kept, and shifted between slow and fast parts.
+/// Caches the difference between the two predictions. Reused steps add it to the positive one, with amplified low
+/// frequencies in early steps and high frequencies in later ones.
 class CfgCache final : public StepCache {
  public:
   explicit CfgCache(const SamplingPlan& plan) {
@@ -58,16 +59,16 @@ class CfgCache final : public StepCache {
       reused_[static_cast<size_t>(s)] = s >= from && (s - from) % kEvery != 0;
     slow_until_ = two ? last.first : n / 2;
   }
-  Tensor compute(const DenoisingStep& step, std::vector<Tensor>& kept) const override {
+  Tensor compute(const DenoisingStep& step, std::vector<Tensor>& cached) const override {
     const std::vector<Tensor> halves = split(step.predict(true), 2, 0);
-    kept = {halves[0] - halves[1]};
+    cached = {halves[0] - halves[1]};
     return step.guide(halves[0], halves[1]);
   }
-  Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& kept, Tensor factors) const override {
-    const Tensor positive = step.predict(false), slow = low_frequencies(kept[0]);
+  Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& cached, Tensor factors) const override {
+    const Tensor positive = step.predict(false), slow = low_frequencies(cached[0]);
     auto factor = [&](int64_t i) { return reshape(slice_axis(factors, 0, i, i + 1), {}); };
     auto times = [](Tensor x, Tensor y) { return x * broadcast_to(y, x.dims()); };
-    return step.guide(positive + times(slow, factor(0)) + times(kept[0] - slow, factor(1)), positive);
+    return step.guide(positive + times(slow, factor(0)) + times(cached[0] - slow, factor(1)), positive);
   }
   bool reuses(const SamplingStage&, int64_t step, const std::function<double()>&) override {
     return reused_[static_cast<size_t>(step)];
@@ -83,7 +84,7 @@ class CfgCache final : public StepCache {
   int64_t slow_until_;
 };
 
-/// What the blocks add is added again while its size is known to change little.
+/// Adds the blocks' last residual again while its norm is known to change little.
 class MagCache final : public StepCache {
  public:
   MagCache(const StepCacheKeys& keys, const SamplingPlan& plan)
@@ -101,7 +102,7 @@ class MagCache final : public StepCache {
           "mag_ratios_base has {} numbers; expected two for each step, with prompt and without", base->size());
     check(most_ >= 0 && retention_ >= 0 && retention_ <= 1, Code::invalid_config,
           "magcache_K is {} and retention_ratio is {}; expected 0 or more, and 0 to 1", most_, retention_);
-    // Measured for another number of steps, each step takes the nearest one's.
+    // If the ratios were measured for another number of steps, each step uses those of the nearest one.
     const size_t n = static_cast<size_t>(plan.steps()), measured = base->size() / 2;
     for (size_t s = 0; s < n; ++s) {
       const double at = n == 1 ? 0 : static_cast<double>(s * (measured - 1)) / static_cast<double>(n - 1);
@@ -109,14 +110,14 @@ class MagCache final : public StepCache {
       ratios_.push_back({(*base)[2 * i], (*base)[2 * i + 1]});
     }
   }
-  Tensor compute(const DenoisingStep& step, std::vector<Tensor>& kept) const override {
+  Tensor compute(const DenoisingStep& step, std::vector<Tensor>& cached) const override {
     const Prediction d = step.predict_with_residual({});
-    kept = {d.residual};
+    cached = {d.residual};
     const std::vector<Tensor> halves = split(d.sample, 2, 0);
     return step.guide(halves[0], halves[1]);
   }
-  Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& kept, Tensor) const override {
-    const std::vector<Tensor> halves = split(step.predict_with_residual(kept[0]).sample, 2, 0);
+  Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& cached, Tensor) const override {
+    const std::vector<Tensor> halves = split(step.predict_with_residual(cached[0]).sample, 2, 0);
     return step.guide(halves[0], halves[1]);
   }
   void begin(const SamplingStage&) override { reset(); }
@@ -152,20 +153,20 @@ class MagCache final : public StepCache {
   int64_t count_ = 0;
 };
 
-/// The last prediction, while the sample and the time have moved little.
+/// Reuses the last prediction while sample and timestep have changed little.
 class SenCache final : public StepCache {
  public:
   explicit SenCache(const SamplingPlan& plan) : plan_(plan) {}
-  Tensor compute(const DenoisingStep& step, std::vector<Tensor>& kept) const override {
+  Tensor compute(const DenoisingStep& step, std::vector<Tensor>& cached) const override {
     const std::vector<Tensor> halves = split(step.predict(true), 2, 0);
-    kept = {step.guide(halves[0], halves[1]), step.sample};
-    return kept[0];
+    cached = {step.guide(halves[0], halves[1]), step.sample};
+    return cached[0];
   }
-  Tensor reuse(const DenoisingStep&, const std::vector<Tensor>& kept, Tensor) const override { return kept[0]; }
-  Tensor moved(Tensor next, const std::vector<Tensor>& kept) const override {
+  Tensor reuse(const DenoisingStep&, const std::vector<Tensor>& cached, Tensor) const override { return cached[0]; }
+  Tensor moved(Tensor next, const std::vector<Tensor>& cached) const override {
     Axes all;
     for (int64_t i = 0; i < next.rank(); ++i) all.push_back(i);
-    return sqrt(mean(square(next - kept[1]), all, false));
+    return sqrt(mean(square(next - cached[1]), all, false));
   }
   bool reuses(const SamplingStage& stage, int64_t step, const std::function<double()>& moved) override {
     constexpr double kTolerance = 0.1, kFirst = 0.3, kLast = 0.9;

@@ -10,21 +10,14 @@
 namespace md {
 namespace {
 
-/// φ·(ε·σ(positive)/σ(ε)) + (1 − φ)·ε, deviations over all axes but the first.
-Tensor rescaled(Tensor guided, Tensor positive, double phi) {
-  Axes axes;
-  for (int64_t i = 1; i < guided.rank(); ++i) axes.push_back(i);
-  auto deviation = [&](Tensor x) { return sqrt(mean(square(x - mean(x, axes, true)), axes, true)); };
-  return guided * (deviation(positive) / deviation(guided) * phi + (1 - phi));
-}
-
-/// Of a norm, over all axes but the first, of at most `most` times that of `positive`.
+/// Limits the norm of `guided`, over all axes but the first, to `most` times that of `positive`.
 Tensor with_norm(Tensor guided, Tensor positive, double most) {
   Axes axes;
   for (int64_t i = 1; i < guided.rank(); ++i) axes.push_back(i);
   auto norm = [&](Tensor x) { return sqrt(sum(square(x), axes, true)); };
-  Tensor own = norm(guided), largest = norm(positive) * most;
-  return guided * where(gt(own, largest), largest / own, full(own.graph(), 1, own.shape()));
+  Tensor norm_of_guided = norm(guided), largest = norm(positive) * most;
+  return guided * where(gt(norm_of_guided, largest), largest / norm_of_guided,
+                        full(norm_of_guided.graph(), 1, norm_of_guided.shape()));
 }
 
 Tensor batch_input(Graph& g, const StageGraph& steps, const std::string& name, Shape shape) {
@@ -32,42 +25,50 @@ Tensor batch_input(Graph& g, const StageGraph& steps, const std::string& name, S
   return g.input(name, shape, axis::of_batch(shape.dims.size()));
 }
 
-/// Everything that all steps are given, as inputs: prompt_inputs, the shared context, with a ControlNet control_image
-/// [B, H, W, C].
+/// Inputs that all steps share: prompt_inputs, the shared context, with a ControlNet control_image [B, H, W, C].
 Conditioning step_inputs(Graph& g, const StageGraph& steps) {
-  Conditioning given = prompt_inputs(g, steps);
+  Conditioning conditioning = prompt_inputs(g, steps);
   for (const auto& [name, shape] : steps.context) {
     std::vector<std::string> axes(shape.dims.size());
     axes.at(1) = axis::kData;
-    given[name] = g.input(name, shape, axes);
+    conditioning[name] = g.input(name, shape, axes);
   }
   const SampleOptions& o = steps.options;
   const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
-  given.merge(steps.family.extra_conditioning(
+  conditioning.merge(steps.family.extra_conditioning(
       g, steps.calls(), {o.size_hints.value_or(SizeHints{whole, {0, 0}, whole}), o.embedded_guidance}));
   if (o.control) {
     Tensor image = batch_input(g, steps, "control_image", o.control->image.shape());
-    given["control_image"] = steps.guided() ? concatenate({image, image}, 0) : image;
+    conditioning["control_image"] = concatenate(std::vector<Tensor>(static_cast<size_t>(steps.parts()), image), 0);
   }
-  return given;
+  return conditioning;
 }
 
 /// The rows of the positive half.
-Conditioning positive_half(const StageGraph& steps, Conditioning given) {
-  for (auto& [name, x] : given) x = slice_axis(x, steps.context.contains(name) ? 1 : 0, steps.batch, 2 * steps.batch);
-  return given;
+Conditioning positive_half(const StageGraph& steps, Conditioning conditioning) {
+  for (auto& [name, x] : conditioning)
+    x = slice_axis(x, steps.context.contains(name) ? 1 : 0, steps.batch, 2 * steps.batch);
+  return conditioning;
 }
 
-/// One step's model and guidance. row: of the scheduler's table; time: f32 []; control_scale: f32 [] or absent.
-DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Conditioning& given, Tensor sample,
-                         Tensor row, Tensor time, Tensor control_scale) {
+/// Part `i` of the rows: `steps.batch` rows each of negative, positive and perturbed.
+Tensor part(const StageGraph& steps, Tensor all, int64_t i) {
+  return slice_axis(all, 0, i * steps.batch, (i + 1) * steps.batch);
+}
+
+/// The model and guidance of one step. row: of the scheduler's table; time: f32 []; number: s32 []; control_scale: f32
+/// [] or absent; momentum: of guidance, replaced by the next step's.
+DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Conditioning& conditioning, Tensor sample,
+                         Tensor row, Tensor time, Tensor number, Tensor control_scale, Tensor* momentum = nullptr) {
   DenoisingStep g;
   g.sample = sample;
-  auto run = [=, &steps](bool both, const PredictOptions& options) {
-    Conditioning c = both || !steps.guided() ? given : positive_half(steps, given);
+  auto run = [=, &steps](bool all, PredictOptions options) {
+    Conditioning c = all || !steps.guided() ? conditioning : positive_half(steps, conditioning);
     if (control_scale) c["control_scale"] = control_scale;
+    if (const std::vector<double>& f = steps.options.guidance.freeu; !f.empty())
+      options.freeu = {f[0], f[1], f[2], f[3]};
     Tensor x = steps.scheduler.scale_input(sample, row);
-    if (both) x = concatenate({x, x}, 0);
+    if (all && steps.parts() > 1) x = concatenate(std::vector<Tensor>(static_cast<size_t>(steps.parts()), x), 0);
     return steps.family.predict(models, x, broadcast_to(reshape(time, {1}), {x.dim(0)}), c, options);
   };
   g.predict = [=](bool both) { return run(both, {}).sample; };
@@ -77,25 +78,66 @@ DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Co
           "use_magcache is true; expected false: {} has no sequence of blocks to skip", steps.family.spec().denoiser());
     return p;
   };
-  g.guide = [&steps](Tensor negative, Tensor positive) {
-    Tensor guided = negative + (positive - negative) * steps.stage.guidance;
+  /// negative, away: may be absent.
+  auto guide = [&steps, number, momentum](Tensor negative, Tensor positive, Tensor away) {
+    Tensor prediction = positive;
+    if (negative) {
+      const Guided sum =
+          guided(steps.options.guidance, steps.stage.guidance, negative, positive, momentum ? *momentum : Tensor());
+      if (momentum && sum.momentum) *momentum = sum.momentum;
+      prediction = sum.prediction;
+    }
+    if (away) prediction = prediction + away;
     const double rescale = steps.options.guidance_rescale, most = steps.options.cfg_normalization;
-    if (rescale > 0) guided = rescaled(guided, positive, rescale);
-    if (most > 0) guided = with_norm(guided, positive, most);
-    const auto& own = steps.family.spec().after_guidance;
-    return own ? own(guided, positive) : guided;
+    if (rescale > 0 && negative) prediction = rescaled(prediction, positive, rescale);
+    if (most > 0) prediction = with_norm(prediction, positive, most);
+    const auto& after_guidance = steps.family.spec().after_guidance;
+    if (after_guidance) prediction = after_guidance(prediction, positive);
+    return negative ? finished(steps.options.guidance, prediction, number) : prediction;
+  };
+  g.guide = [guide](Tensor negative, Tensor positive) { return guide(negative, positive, {}); };
+  g.combine = [=, &steps](Tensor all) {
+    if (steps.parts() == 1) return all;
+    const int64_t at = steps.guided() ? 1 : 0;
+    Tensor positive = part(steps, all, at), away;
+    if (steps.stage.perturbed) {
+      const PerturbedGuidance& p = *perturbed_guidance(steps.options.guidance);
+      Tensor factor = p.factor(steps.options.guidance, steps.guided(), time);
+      away = (positive - part(steps, all, at + 1)) * factor;
+    }
+    return guide(steps.guided() ? part(steps, all, 0) : Tensor(), positive, away);
   };
   return g;
 }
 
-/// Names of what a step hands to the next: the sample and the scheduler's history.
-std::vector<std::string> carried(const Scheduler& scheduler) {
+/// Names of the arrays that a step passes to the next: the sample and the scheduler's history, then in guided steps the
+/// momentum of guidance.
+std::vector<std::string> carried(const StageGraph& steps) {
   std::vector<std::string> names = {"sample"};
-  for (int64_t i = 0; i < scheduler.history(); ++i) names.push_back(fmt::format("history{}", i));
+  const bool momentum = steps.guided() && steps.options.guidance.has_momentum();
+  for (int64_t i = 0; i < steps.scheduler.history() + (momentum ? 1 : 0); ++i)
+    names.push_back(fmt::format("history{}", i));
   return names;
 }
 
-/// Makes an input of a graph its output again, in the same memory.
+/// The image that samples keep where the mask is 0: inputs of every step.
+struct KeptImage {
+  Tensor mask, latents, noise;  // absent without a mask
+  KeptImage(Graph& g, const StageGraph& steps, const Dims& latent) {
+    if (!steps.options.mask) return;
+    mask = batch_input(g, steps, "mask", steps.options.mask.shape());
+    latents = batch_input(g, steps, "image_latents", batched(steps.batch, {DType::f32, latent}));
+    noise = batch_input(g, steps, "noise", batched(steps.batch, {DType::f32, latent}));
+  }
+  /// level: f32 [2], signal and noise of `sample`.
+  Tensor into(Tensor sample, Tensor level) const {
+    auto of = [&](int64_t i) { return reshape(slice(level, {i}, {i + 1}), {}); };
+    const Tensor known = latents * of(0) + noise * of(1);
+    return (1.0 - mask) * known + mask * sample;
+  }
+};
+
+/// Makes an input of a graph an output too, in the same memory.
 void hand_on(Graph& g, const std::string& name, Tensor value) {
   g.output(name, value, name);
   g.alias(name, name);
@@ -103,70 +145,95 @@ void hand_on(Graph& g, const std::string& name, Tensor value) {
 
 }  // namespace
 
+Models StageGraph::models(const ScopeOf& scope, Graph& g) const {
+  return [this, &scope, &g](const std::string& component) {
+    const bool denoiser = component == family.spec().denoiser();
+    const Scope s = scope(denoiser ? stage.denoiser : component).in_graph(g);
+    if (!denoiser || !stage.perturbed) return s;
+    ScopeOptions o = s.options();
+    Perturbation layers = perturbed_guidance(options.guidance)->layers(options.guidance, family.spec());
+    layers.first = unperturbed();
+    o.perturbation = std::make_shared<const Perturbation>(std::move(layers));
+    return s.with(o);
+  };
+}
+
 Conditioning prompt_inputs(Graph& g, const StageGraph& steps) {
-  Conditioning given;
+  Conditioning conditioning;
   for (const auto& [name, rows] : steps.prompts.positive) {
     Tensor x = batch_input(g, steps, name, rows.shape());
-    given[name] = steps.guided() ? concatenate({batch_input(g, steps, "negative_" + name, rows.shape()), x}, 0) : x;
+    std::vector<Tensor> parts;
+    if (steps.guided()) parts.push_back(batch_input(g, steps, "negative_" + name, rows.shape()));
+    parts.resize(static_cast<size_t>(steps.parts()), x);
+    conditioning[name] = parts.size() > 1 ? concatenate(parts, 0) : x;
   }
-  return given;
+  return conditioning;
 }
 
 void build_steps(Graph& g, const ScopeOf& scope, const StageGraph& steps, int64_t count, const Dims& latent) {
   const SampleOptions& o = steps.options;
-  Conditioning given = step_inputs(g, steps);
+  Conditioning conditioning = step_inputs(g, steps);
   if (o.cache.use_kv_cache && steps.context.empty())
-    given.merge(steps.family.prompt_cache(steps.models(scope, g), given));
+    conditioning.merge(steps.family.prompt_cache(steps.models(scope, g), conditioning));
   Tensor scales;
   if (o.control) scales = g.input("scales", {DType::f32, {count}});
-  const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at(g.input("first", {DType::s32, {}}));
+  const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at_step(g.input("first", {DType::s32, {}}));
   const Tensor rows = g.input("rows", {DType::f32, {count, steps.columns}}), start = g.input("start", {DType::s32, {}}),
                timesteps = g.input("timesteps", {DType::f32, {count}});
-  const std::vector<std::string> names = carried(steps.scheduler);
+  const KeptImage image(g, steps, latent);
+  const Tensor levels = image.mask ? g.input("levels", {DType::f32, {count, 2}}) : Tensor();
+  const Tensor renoise = steps.guided() && o.guidance.renoises() ? g.input("renoise", {DType::f32, {count}}) : Tensor();
+  const std::vector<std::string> names = carried(steps);
   std::vector<Tensor> carry;
   for (const std::string& name : names)
     carry.push_back(batch_input(g, steps, name, batched(steps.batch, {DType::f32, latent})));
   ScanResult out = scan(count, carry, [&](ScanStep& step, const std::vector<Tensor>& c) -> ScanResult {
-    Tensor row = step.slice(rows);
-    const DenoisingStep one = step_graph(steps, steps.models(scope, step.body()), given, c[0], row,
-                                         step.slice(timesteps), scales ? step.slice(scales) : Tensor());
-    Tensor prediction = one.predict(steps.guided());
-    if (steps.guided()) {
-      const std::vector<Tensor> halves = split(prediction, 2, 0);
-      prediction = one.guide(halves[0], halves[1]);
-    }
-    return {steps.scheduler.step(prediction, c[0], row, {c.begin() + 1, c.end()},
-                                 rng.at(step.index() + step.body().capture(start)).for_("step")),
-            {}};
+    Tensor row = step.slice(rows), number = step.index() + step.body().capture(start);
+    std::vector<Tensor> history = {c.begin() + 1, c.end()};
+    const bool has_momentum = std::ssize(history) > steps.scheduler.history();
+    Tensor momentum = has_momentum ? history.back() : Tensor();
+    if (has_momentum) history.pop_back();
+    const DenoisingStep one =
+        step_graph(steps, steps.models(scope, step.body()), conditioning, c[0], row, step.slice(timesteps), number,
+                   scales ? step.slice(scales) : Tensor(), &momentum);
+    const Tensor all = one.predict(true), prediction = one.combine(all);
+    std::vector<Tensor> next = steps.scheduler.step(prediction, c[0], row, history, rng.at_step(number).for_("step"));
+    if (renoise) next[0] = next[0] + (part(steps, all, 0) - prediction) * step.slice(renoise);
+    if (image.mask) next[0] = image.into(next[0], step.slice(levels));
+    if (has_momentum) next.push_back(momentum);
+    return {next, {}};
   });
   for (size_t i = 0; i < names.size(); ++i) hand_on(g, names[i], out.carry[i]);
   g.output("done", start);
 }
 
 void build_cached_step(Graph& g, const ScopeOf& scope, const StageGraph& steps, const Dims& latent,
-                       const StepCache& cache, bool reused, std::vector<Shape>& kept) {
-  const Conditioning given = step_inputs(g, steps);
+                       const StepCache& cache, bool reused, std::vector<Shape>& cached) {
+  const Conditioning conditioning = step_inputs(g, steps);
   Tensor scale;
   if (steps.options.control) scale = reshape(g.input("scales", {DType::f32, {1}}), {});
-  const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at(g.input("first", {DType::s32, {}}));
+  const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at_step(g.input("first", {DType::s32, {}}));
   const Tensor row = reshape(g.input("rows", {DType::f32, {1, steps.columns}}), {steps.columns}),
                start = g.input("start", {DType::s32, {}}), time = reshape(g.input("timesteps", {DType::f32, {1}}), {});
-  const std::vector<std::string> names = carried(steps.scheduler);
+  const KeptImage image(g, steps, latent);
+  const Tensor level = image.mask ? reshape(g.input("levels", {DType::f32, {1, 2}}), {2}) : Tensor();
+  const std::vector<std::string> names = carried(steps);
   std::vector<Tensor> carry, arrays;
   for (const std::string& name : names)
     carry.push_back(batch_input(g, steps, name, batched(steps.batch, {DType::f32, latent})));
   auto input_of = [&](size_t i) {
-    return g.input(fmt::format("kept{}", i), kept[i], axis::of_batch(kept[i].dims.size()));
+    return g.input(fmt::format("kept{}", i), cached[i], axis::of_batch(cached[i].dims.size()));
   };
-  for (size_t i = 0; reused && i < kept.size(); ++i) arrays.push_back(input_of(i));
-  const DenoisingStep one = step_graph(steps, steps.models(scope, g), given, carry[0], row, time, scale);
+  for (size_t i = 0; reused && i < cached.size(); ++i) arrays.push_back(input_of(i));
+  const DenoisingStep one = step_graph(steps, steps.models(scope, g), conditioning, carry[0], row, time, start, scale);
   const Tensor prediction =
       reused ? cache.reuse(one, arrays, g.input("factors", {DType::f32, {2}})) : cache.compute(one, arrays);
-  const std::vector<Tensor> next =
-      steps.scheduler.step(prediction, carry[0], row, {carry.begin() + 1, carry.end()}, rng.at(start).for_("step"));
+  std::vector<Tensor> next = steps.scheduler.step(prediction, carry[0], row, {carry.begin() + 1, carry.end()},
+                                                  rng.at_step(start).for_("step"));
+  if (image.mask) next[0] = image.into(next[0], level);
   for (size_t i = 0; i < names.size(); ++i) hand_on(g, names[i], next[i]);
   for (size_t i = 0; !reused && i < arrays.size(); ++i) {
-    kept.push_back(arrays[i].shape());
+    cached.push_back(arrays[i].shape());
     input_of(i);
     hand_on(g, fmt::format("kept{}", i), arrays[i]);
   }

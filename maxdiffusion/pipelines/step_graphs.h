@@ -1,4 +1,4 @@
-// The graphs of denoising steps: what one program of a sampling computes.
+// Graphs of denoising steps, each for one program of a sampling.
 #pragma once
 
 #include <map>
@@ -13,7 +13,7 @@ namespace md {
 
 using ScopeOf = std::function<Scope(const std::string& component)>;
 
-/// What the graphs of one stage of steps have in common.
+/// What all graphs of one stage share.
 struct StageGraph {
   const Family& family;
   const Scheduler& scheduler;
@@ -21,31 +21,33 @@ struct StageGraph {
   const PromptConditioning& prompts;
   const SampleOptions& options;
   int64_t batch, columns;                // columns: of the scheduler's table
-  std::map<std::string, Shape> context;  // Family::prompt_cache where a graph of its own makes it
+  std::map<std::string, Shape> context;  // shapes of Family::prompt_cache, if a separate graph computes it
 
   bool guided() const { return stage.guidance > 1; }
-  int64_t calls() const { return guided() ? 2 * batch : batch; }
-  Models models(const ScopeOf& scope, Graph& g) const {
-    return [this, &scope, &g](const std::string& component) {
-      return scope(component == family.spec().denoiser() ? stage.denoiser : component).in_graph(g);
-    };
-  }
+  /// Number of parts in the rows of a call, out of [negative, positive, perturbed].
+  int64_t parts() const { return 1 + (guided() ? 1 : 0) + (stage.perturbed ? 1 : 0); }
+  int64_t calls() const { return parts() * batch; }
+  /// Number of rows before the perturbed ones.
+  int64_t unperturbed() const { return guided() ? 2 * batch : batch; }
+  Models models(const ScopeOf& scope, Graph& g) const;
 };
 
-/// Inputs: the fields of the conditioning, with guidance the same with the prefix negative_. With guidance the rows are
-/// [negative, positive].
+/// Inputs: the fields of the conditioning; with guidance also those with the prefix negative_. With guidance rows are
+/// [negative, positive], with perturbed guidance followed by positive again.
 Conditioning prompt_inputs(Graph& g, const StageGraph& steps);
 
-/// `count` denoising steps of `batch` samples. Inputs: sample [B, …] and history0 …, which are the outputs too; rows
-/// [count, columns] and timesteps [count] of the scheduler's table, start s32 [] (the number of the first step); key
-/// u32 [2] and first s32 [] (the number of the first sample); with a ControlNet control_image [B, H, W, C] and scales
-/// [count]; prompt_inputs; StageGraph::context.
+/// `count` denoising steps of `batch` samples. Inputs: sample [B, …] and history0 …, which are also outputs; rows
+/// [count, columns] and timesteps [count] of the scheduler's table; start s32 [], number of the first step; key u32
+/// [2]; first s32 [], number of the first sample; with a ControlNet control_image [B, H, W, C] and scales [count]; with
+/// a mask mask [B, h, w, 1], image_latents and noise [B, …], and levels [count, 2], the noise level after each step; in
+/// guided stages with GuidanceKeys::renoises, renoise [count] of SampleTable; prompt_inputs; StageGraph::context. In
+/// guided stages, guidance with momentum adds one history after the scheduler's.
 void build_steps(Graph& g, const ScopeOf& scope, const StageGraph& steps, int64_t count, const Dims& latent);
 
-/// One step with a cache, with the inputs of build_steps; `reused`: with factors f32 [2] besides. Arrays kept0 … are
-/// handed on by a computed step and read by a reused one. Output moved f32 [], where the cache needs it.
-/// `kept`: the shapes of these arrays; a computed step's graph fills it.
+/// One step with a cache, with the inputs of build_steps; with `reused` also factors f32 [2]. Arrays kept0 … are
+/// outputs of a computed step and inputs of a reused one. Output moved f32 [], if the cache needs it. `cached`: shapes
+/// of the arrays kept0 …; the graph of a computed step fills it.
 void build_cached_step(Graph& g, const ScopeOf& scope, const StageGraph& steps, const Dims& latent,
-                       const StepCache& cache, bool reused, std::vector<Shape>& kept);
+                       const StepCache& cache, bool reused, std::vector<Shape>& cached);
 
 }  // namespace md

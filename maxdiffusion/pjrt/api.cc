@@ -1,4 +1,4 @@
-// How C API errors, named values and element types cross the boundary.
+// Conversion of C API errors, named values and element types.
 #include "maxdiffusion/pjrt/api.h"
 
 #include <cstring>
@@ -147,7 +147,7 @@ PJRT_Program mlir_program(std::string_view mlir) {
 
 const PJRT_Extension_Base* find_extension(const PJRT_Api* api, PJRT_Extension_Type type) {
   for (const PJRT_Extension_Base* e = api->extension_start; e; e = e->next) {
-    int found;  // a newer plugin has types that are no value of our header's enum
+    int found;  // a newer plugin may have types that this header's enum lacks
     static_assert(sizeof(found) == sizeof(e->type));
     std::memcpy(&found, &e->type, sizeof(found));
     if (found == static_cast<int>(type)) return e;

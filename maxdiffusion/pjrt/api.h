@@ -1,5 +1,5 @@
-// Internal to pjrt/: calls of the C API. PJRT_CALL fills in the struct size, calls, and turns an owned PJRT_Error into
-// md::Error naming the call.
+// Internal to pjrt/: calls of the C API. PJRT_CALL sets the struct's size, calls the function, and converts an owned
+// PJRT_Error to md::Error naming the call.
 #pragma once
 
 #include <pjrt_c_api.h>
@@ -22,7 +22,7 @@ std::string take_error_message(const PJRT_Api* api, PJRT_Error* error);
 #define PJRT_CALL(api, fn, args) \
   ((args).struct_size = fn##_Args_STRUCT_SIZE, ::md::pjrt::throw_if((api), (api)->fn(&(args)), #fn))
 
-/// For destructors: an error is freed and forgotten.
+/// For destructors: frees and ignores an error.
 #define PJRT_CALL_QUIET(api, fn, args) \
   ((args).struct_size = fn##_Args_STRUCT_SIZE, (void)::md::pjrt::take_error_message((api), (api)->fn(&(args))))
 

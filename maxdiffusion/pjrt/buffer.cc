@@ -37,7 +37,7 @@ void Event::wait() const {
 
 namespace {
 
-struct Kept {
+struct HostReference {
   const PJRT_Api* api;
   std::shared_ptr<const void> owner;
 };
@@ -45,18 +45,18 @@ struct Kept {
 }  // namespace
 
 void Event::keep_alive(std::shared_ptr<const void> owner) const {
-  if (!handle_) return;  // over already
+  if (!handle_) return;  // already complete
   PJRT_Event_OnReady_Args args{};
   args.event = static_cast<PJRT_Event*>(handle_);
-  auto kept = std::make_unique<Kept>(Kept{api_, std::move(owner)});
-  args.user_arg = kept.get();
+  auto reference = std::make_unique<HostReference>(HostReference{api_, std::move(owner)});
+  args.user_arg = reference.get();
   args.callback = [](PJRT_Error* error, void* arg) {
-    auto* k = static_cast<Kept*>(arg);
-    take_error_message(k->api, error);  // a wait for the contents returns the error
+    auto* k = static_cast<HostReference*>(arg);
+    take_error_message(k->api, error);  // waiting for the contents returns the error
     delete k;
   };
   PJRT_CALL(api_, PJRT_Event_OnReady, args);
-  static_cast<void>(kept.release());  // the callback's now
+  static_cast<void>(reference.release());  // now owned by the callback
 }
 
 Buffer::Buffer(Buffer&& o) noexcept : client_(o.client_), handle_(std::exchange(o.handle_, nullptr)) {}

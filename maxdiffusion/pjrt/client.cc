@@ -17,10 +17,10 @@ namespace md::pjrt {
 
 namespace {
 
-/// What the plugin calls with a KeyValues as its user_arg. No exception may cross into it: `act` gives the error it
-/// gets instead.
+/// Handles a plugin's call with a KeyValues as user_arg. Exceptions must not cross the C API: errors are returned by
+/// `act`.
 template <class Args>
-PJRT_Error* answer(Args* args, const std::function<PJRT_Error*(KeyValues&, const std::string& key)>& act) {
+PJRT_Error* handle_request(Args* args, const std::function<PJRT_Error*(KeyValues&, const std::string& key)>& act) {
   try {
     return act(*static_cast<KeyValues*>(args->user_arg), std::string(args->key, args->key_size));
   } catch (const std::exception& e) {
@@ -43,14 +43,14 @@ PJRT_Error* refuse(Args* args, PJRT_Error_Code code, const std::string& message)
 }
 
 PJRT_Error* put_value(PJRT_KeyValuePutCallback_Args* args) {
-  return answer(args, [&](KeyValues& shared, const std::string& key) -> PJRT_Error* {
+  return handle_request(args, [&](KeyValues& shared, const std::string& key) -> PJRT_Error* {
     shared.put(key, std::string(args->value, args->value_size));
     return nullptr;
   });
 }
 
 PJRT_Error* try_get_value(PJRT_KeyValueTryGetCallback_Args* args) {
-  return answer(args, [&](KeyValues& shared, const std::string& key) {
+  return handle_request(args, [&](KeyValues& shared, const std::string& key) {
     const std::optional<std::string> value = shared.get(key);
     return value ? give(args, *value)
                  : refuse(args, PJRT_Error_Code_NOT_FOUND, fmt::format("there is no value of '{}'", key));
@@ -58,7 +58,7 @@ PJRT_Error* try_get_value(PJRT_KeyValueTryGetCallback_Args* args) {
 }
 
 PJRT_Error* wait_for_value(PJRT_KeyValueGetCallback_Args* args) {
-  return answer(args, [&](KeyValues& shared, const std::string& key) {
+  return handle_request(args, [&](KeyValues& shared, const std::string& key) {
     using Clock = std::chrono::steady_clock;
     const Clock::time_point end = Clock::now() + std::chrono::milliseconds(args->timeout_in_ms);
     for (auto pause = std::chrono::milliseconds(1);; pause = std::min(2 * pause, std::chrono::milliseconds(100))) {
@@ -163,7 +163,7 @@ std::shared_ptr<const void> Client::track(std::shared_ptr<const void> owner) con
 }
 
 Client::~Client() {
-  // A CPU plugin crashed when its client was destroyed before the last copy to the host finished.
+  // Waits, because a CPU plugin crashed when its client was destroyed before the last copy to the host was complete.
   {
     std::unique_lock lock(work_->mutex);
     work_->none.wait(lock, [&] { return work_->pending == 0; });
@@ -200,7 +200,7 @@ std::optional<double> Client::peak_flops(DType type) const {
 }
 
 Buffer Client::put(int device_id, const Shape& shape, const void* data, const std::vector<int64_t>& byte_strides,
-                   std::shared_ptr<const void> owner, bool given) const {
+                   std::shared_ptr<const void> owner, bool zero_copy) const {
   PJRT_Client_BufferFromHostBuffer_Args args{};
   args.client = static_cast<PJRT_Client*>(handle_);
   args.data = data;
@@ -209,13 +209,13 @@ Buffer Client::put(int device_id, const Shape& shape, const void* data, const st
   args.num_dims = shape.dims.size();
   args.byte_strides = byte_strides.empty() ? nullptr : byte_strides.data();
   args.num_byte_strides = byte_strides.size();
-  const bool taken = given && platform_->memory_is_the_hosts;
+  const bool adopted = zero_copy && platform_->memory_is_the_hosts;
   args.host_buffer_semantics =
-      taken ? PJRT_HostBufferSemantics_kMutableZeroCopy : PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes;
+      adopted ? PJRT_HostBufferSemantics_kMutableZeroCopy : PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes;
   args.device = static_cast<PJRT_Device*>(device(device_id).handle);
   PJRT_CALL(api(), PJRT_Client_BufferFromHostBuffer, args);
   Buffer buffer(this, args.buffer);
-  Event(api(), args.done_with_host_buffer).keep_alive(taken ? std::move(owner) : track(std::move(owner)));
+  Event(api(), args.done_with_host_buffer).keep_alive(adopted ? std::move(owner) : track(std::move(owner)));
   return buffer;
 }
 

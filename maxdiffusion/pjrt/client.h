@@ -115,10 +115,10 @@ class Client {
   bool has_float8() const;
 
   /// Copies `shape` elements from `data` to a device and returns at once. `byte_strides`: bytes between neighbours
-  /// along each dim of `data`; empty: dense. `owner` is held until the copy is done. `given`: no other code uses the
-  /// bytes; if the device's memory is the host's, the buffer adopts them and keeps `owner`.
+  /// along each dim of `data`; empty: dense. `owner` is held until the copy is done. `zero_copy`: no other code uses
+  /// the bytes; if the device's memory is the host's, the buffer adopts them and keeps `owner`.
   Buffer put(int device_id, const Shape& shape, const void* data, const std::vector<int64_t>& byte_strides,
-             std::shared_ptr<const void> owner, bool given = false) const;
+             std::shared_ptr<const void> owner, bool zero_copy = false) const;
   void* handle() const { return handle_; }
 
  private:
@@ -131,7 +131,7 @@ class Client {
   Client(std::shared_ptr<Plugin> plugin, const PlatformDef& platform, const Options& options,
          std::shared_ptr<KeyValues> shared);
   std::shared_ptr<Plugin> plugin_;
-  std::shared_ptr<KeyValues> shared_;  // the plugin may ask it as long as the client lives
+  std::shared_ptr<KeyValues> shared_;  // the plugin may call it while the client lives
   const PlatformDef* platform_;
   void* handle_ = nullptr;  // PJRT_Client*
   std::string platform_name_, platform_version_;

@@ -1,4 +1,4 @@
-// Clients and copies, on both CPU plugins.
+// Clients and transfers, on both CPU plugins.
 #include "maxdiffusion/pjrt/client.h"
 
 #include <gtest/gtest.h>
@@ -20,7 +20,7 @@ namespace {
 class Clients : public EveryCpuPlugin {};
 MD_ON_EVERY_CPU_PLUGIN(Clients);
 
-/// Bytes that differ from place to place. pred only knows 0 and 1.
+/// Bytes that differ between positions. pred holds only 0 and 1.
 HostArray pattern(const Shape& shape) {
   HostArray a(shape);
   std::byte* to = a.mutable_data();
@@ -98,7 +98,7 @@ TEST_P(Clients, PutHoldsTheBytesUntilTheyAreCopiedAndNotLonger) {
     HostArray a = pattern(shape);
     bytes = a.owner();
     buffers.push_back(client->put(client->devices()[0].id, shape, a.data(), {}, a.owner()));
-  }  // the arrays are gone; only the transfers can hold their bytes now
+  }  // the arrays are destroyed: only transfers own their bytes
   const HostArray expected = pattern(shape);
   for (const Buffer& b : buffers) EXPECT_TRUE(same_bytes(back(b, shape), expected));
   for (int i = 0; i < 500 && !bytes.expired(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));

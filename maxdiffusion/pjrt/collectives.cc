@@ -18,7 +18,7 @@ namespace {
 constexpr const char* kKinds[] = {"all-gather", "all-reduce",         "reduce-scatter",
                                   "all-to-all", "collective-permute", "collective-broadcast"};
 
-/// The kind that an opcode is of; a start counts, its end does not.
+/// The kind of collective of an opcode; asynchronous ones count at their start, not their end.
 std::string kind_of(std::string opcode) {
   constexpr std::string_view start = "-start";
   if (opcode.ends_with(start)) opcode.resize(opcode.size() - start.size());
@@ -26,7 +26,8 @@ std::string kind_of(std::string opcode) {
   return std::ranges::count(kKinds, opcode) ? opcode : "";
 }
 
-/// The kind of what libtpu makes sends of, to hosts that pass it on to other slices: "ALL_REDUCE". Empty: no such send.
+/// The kind of collective between slices, "ALL_REDUCE", for which libtpu emits sends to hosts; empty for other
+/// instructions.
 std::string kind_between_slices(const proto::HloInstruction& op) {
   const auto& attributes = op.frontend_attributes().map();
   const auto handler = attributes.find("_xla_host_transfer_handler_name"),
@@ -37,7 +38,7 @@ std::string kind_between_slices(const proto::HloInstruction& op) {
   return kind == "one-to-one" ? "collective-permute" : kind;
 }
 
-/// Of XLA's PrimitiveType, in bits; 0: it holds no data.
+/// Bits of XLA's PrimitiveType; 0: it holds no data.
 int64_t bits_of(int32_t type) {
   switch (type) {
     case 1:
@@ -78,7 +79,7 @@ int64_t bytes_of(const proto::HloShape& shape) {
   return bytes + (elements * bits_of(shape.element_type()) + 7) / 8;
 }
 
-/// Axes of more than one element as they follow each other in memory, innermost first.
+/// Axes with more than one element in memory order, innermost first.
 std::vector<int64_t> order_of(const proto::HloShape& shape) {
   std::vector<int64_t> order;
   for (int64_t axis : shape.layout().minor_to_major())
@@ -86,7 +87,8 @@ std::vector<int64_t> order_of(const proto::HloShape& shape) {
   return order;
 }
 
-/// Whether a copy or a transpose moves anything: of the latter, axes by the operand's numbers.
+/// Whether a copy or transpose changes the order of elements in memory; of a transpose, axes are numbered as the
+/// operand's.
 bool turns(const proto::HloInstruction& op, const proto::HloShape& from) {
   std::vector<int64_t> order = order_of(op.shape());
   if (op.opcode() == "transpose")
@@ -94,7 +96,7 @@ bool turns(const proto::HloInstruction& op, const proto::HloShape& from) {
   return order != order_of(from);
 }
 
-/// As StableHLO names types; "?" of one that is not among the numbers of products here.
+/// Type names as in StableHLO; "?" for types that products are not counted for.
 const char* type_name(int32_t type) {
   switch (type) {
     case 2: return "s8";
@@ -111,7 +113,7 @@ const char* type_name(int32_t type) {
 
 using Groups = std::vector<std::vector<int64_t>>;
 
-/// Positions in an array of the ids 0, 1, … that was reshaped and transposed.
+/// Positions in an array of ids 0, 1, … that was reshaped and transposed.
 Groups iota_groups(const proto::HloIotaGroups& list) {
   const std::vector<int64_t> dims(list.iota_reshape_dims().begin(), list.iota_reshape_dims().end());
   std::vector<size_t> order(list.iota_transpose_perm().begin(), list.iota_transpose_perm().end());
@@ -141,7 +143,7 @@ Groups mesh_groups(const proto::HloMeshGroups& list) {
     stride[static_cast<size_t>(i) - 1] = stride[static_cast<size_t>(i)] * axes[i].size();
   int64_t devices = 1;
   for (const auto& axis : axes) devices *= axis.size();
-  std::map<int64_t, std::map<int64_t, int64_t>> found;  // by the group's first position: devices in the group's order
+  std::map<int64_t, std::map<int64_t, int64_t>> found;  // by the group's first position: devices in group order
   for (int64_t p = 0; p < devices; ++p) {
     int64_t first = p, order = 0;
     for (const auto& ref : list.axes()) {
@@ -189,7 +191,7 @@ struct Reader {
     return *it->second;
   }
 
-  /// The compiler's trip count, or from the condition: a counter from 0 below a constant.
+  /// The compiler's trip count, or the one that follows from the condition: a counter from 0 compared with a constant.
   std::optional<double> trips_of(const proto::HloInstruction& loop) const {
     const auto config = parse_json_or_discard(loop.backend_config());
     if (config.is_object() && config.contains("known_trip_count")) {
@@ -221,7 +223,7 @@ struct Reader {
            std::ranges::any_of(inside, [](const auto& i) { return i.opcode() == "convert"; });
   }
 
-  /// `started`: whether the program starts the computation's instructions one by one, and not within a fusion.
+  /// `started`: whether the program starts the computation's instructions individually, not inside a fusion.
   void read(int64_t id, double times, bool unknown, bool started) {
     std::map<int64_t, const proto::HloInstruction*> by_id;
     for (const auto& op : computation(id).instructions()) {
@@ -236,20 +238,20 @@ struct Reader {
                      .times = times,
                      .in_unknown_loop = unknown,
                      .name = op.metadata().op_name()};
-        if (c.kind == "all-gather") {  // a start's result is what it is given and what it makes
+        if (c.kind == "all-gather") {  // a start's result includes its operand
           const bool starts = op.opcode() != c.kind && op.shape().tuple_shapes_size() > 1;
           c.bytes = bytes_of(starts ? op.shape().tuple_shapes(1) : op.shape());
         } else {
           for (int64_t operand : op.operand_ids())
-            if (auto given = by_id.find(operand); given != by_id.end()) c.bytes += bytes_of(given->second->shape());
+            if (auto known = by_id.find(operand); known != by_id.end()) c.bytes += bytes_of(known->second->shape());
         }
         found.collectives.push_back(std::move(c));
-        continue;  // what it calls sums two numbers
+        continue;  // a reduction's computation adds two numbers
       }
       if (std::string kind = kind_between_slices(op); !kind.empty()) {
-        const auto given = by_id.find(op.operand_ids(0));
+        const auto known = by_id.find(op.operand_ids(0));
         found.collectives.push_back({.kind = std::move(kind),
-                                     .bytes = given == by_id.end() ? 0 : bytes_of(given->second->shape()),
+                                     .bytes = known == by_id.end() ? 0 : bytes_of(known->second->shape()),
                                      .times = times,
                                      .in_unknown_loop = unknown,
                                      .between_slices = true,
@@ -272,7 +274,7 @@ struct Reader {
           calls.runs += times;
         };
         count(op.custom_call_target());
-        // A run of kernels (kernels/kernels.h, kFusedCallsKernel) names those that it calls.
+        // Fused kernel calls (kernels/kernels.h, kFusedCallsKernel) contain the names of their kernels.
         constexpr std::string_view kNames = "kernel = \"";
         const std::string& config = op.backend_config();
         for (size_t at = config.find(kNames); at != config.npos; at = config.find(kNames, at)) {

@@ -1,4 +1,4 @@
-// Which devices talk with each other, from forms of it that compilers write.
+// Which devices communicate, for the replica-group notations that compilers write.
 #include "maxdiffusion/pjrt/collectives.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +10,7 @@ namespace {
 
 using Groups = std::vector<std::vector<int64_t>>;
 
-/// Groups along axis `axis` of a mesh of 2 × 4 devices, or along a part of it.
+/// Groups along mesh axis `axis` of 2 × 4 devices, or along a part of that axis.
 Groups along(int64_t axis, int64_t before = 0, int64_t size = 0, const std::vector<int64_t>& ids = {}) {
   proto::HloModule module;
   proto::HloComputation& entry = *module.add_computations();

@@ -24,7 +24,7 @@ std::string CompileOptions::serialize() const {
   for (const auto& [name, value] : flags) {
     auto& flag = (*options.mutable_env_option_overrides())[name];
     const bool yes = value == "true" || value == "True", no = value == "false" || value == "False";
-    // The plugin parses numbers and names from text, and booleans only in Python's spelling.
+    // The plugin parses numbers and names from text, but booleans only in Python's spelling.
     if (yes || no)
       flag.set_bool_field(yes);
     else

@@ -1,4 +1,4 @@
-// Device descriptions, attached or of a topology only.
+// Descriptions of devices, attached or only of a topology.
 #include "maxdiffusion/pjrt/device.h"
 
 #include <cstdlib>
@@ -29,7 +29,7 @@ Device describe(const PJRT_Api* api, PJRT_DeviceDescription* description) {
     if (auto* v = std::get_if<int64_t>(&it->second)) d.memory_limit = *v;
   if (auto it = values.find("compute_capability"); it != values.end())
     if (auto* v = std::get_if<std::string>(&it->second)) d.compute_capability = std::strtod(v->c_str(), nullptr);
-  // Those of a GPU are numbers of partition, host and card, and no torus joins them.
+  // A GPU's coordinates are partition, host and card, not positions on a torus.
   if (auto it = values.find("coords"); it != values.end() && d.compute_capability == 0)
     if (auto* v = std::get_if<std::vector<int64_t>>(&it->second)) d.coords.assign(v->begin(), v->end());
   return d;

@@ -92,7 +92,7 @@ size_t Compiled::output_count() const {
   return args.num_outputs;
 }
 
-/// What a run waits for before it starts.
+/// State with which a run waits for the previous one.
 struct LastRun {
   std::mutex mutex;
   std::vector<Event> over;
@@ -109,7 +109,7 @@ struct LastRun {
       } catch (const Error&) {  // its results report the error
       }
     }
-    // The plugin's thread frees the memory just after it signals completion: yield the core to it.
+    // The plugin's thread frees the memory just after signalling completion: this yields the core to it.
     if (!events.empty()) std::this_thread::sleep_for(std::chrono::microseconds(50));
   }
   void set(std::vector<Event> events) {

@@ -37,7 +37,7 @@ class Compiled {
   /// For Executable::load on the same plugin. Throws device if the plugin does not support it.
   std::string serialize() const;
   std::optional<MemoryStats> memory() const;
-  /// The compiler's own count for one run of one device.
+  /// The compiler's FLOP count for one run on one device.
   std::optional<double> flops() const { return cost("flops"); }
   /// Bytes read and written in one run of one device, by the compiler's estimate.
   std::optional<double> bytes_accessed() const { return cost("bytes accessed"); }

@@ -1,4 +1,4 @@
-// Programs on both CPU plugins: text in, numbers out; donation, several devices, saving, failing.
+// Programs on both CPU plugins: from text to results; donation, several devices, serialization, errors.
 #include "maxdiffusion/pjrt/executable.h"
 
 #include <gtest/gtest.h>

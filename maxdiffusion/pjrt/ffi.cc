@@ -1,5 +1,5 @@
-// The FFI extension of the C API. Its header is not among the installed ones; the layout, from XLA's
-// pjrt_c_api_ffi_extension.h, is three functions after the base: register a type id, add user data, register a handler.
+// The FFI extension of the C API. Its header is not installed. Its layout, as in XLA's pjrt_c_api_ffi_extension.h, is
+// three functions after the base: register a type id, add user data, register a handler.
 #include "maxdiffusion/pjrt/ffi.h"
 
 #include <cstddef>
@@ -21,7 +21,7 @@ struct RegisterHandlerArgs {
   int traits;
 };
 
-/// A plugin of API 0.81 took handlers and then did not find them when it compiled; one of 0.106 calls them.
+/// A plugin with API 0.81 accepted handlers but did not find them when compiling; one with 0.106 calls them.
 constexpr int kLastMinorThatForgets = 81;
 
 struct FfiExtension {

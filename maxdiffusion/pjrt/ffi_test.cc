@@ -1,4 +1,4 @@
-// Custom-call handlers: ours is called with the program's buffers, and its error reaches whoever waits.
+// Custom-call handlers: ours is called with the program's buffers, and its error reaches the caller that waits.
 #include "maxdiffusion/pjrt/ffi.h"
 
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// NVIDIA GPUs. Peaks are the dense tensor-core figures of the vendor's data sheets (SXM where there are several),
-// target configs of unattached GPUs are from openxla/xla, xla/backends/gpu/target_config/specs.
+// NVIDIA GPUs. Peaks are the dense tensor-core figures of the vendor's data sheets (SXM if there are several); target
+// configs of unattached GPUs are from openxla/xla, xla/backends/gpu/target_config/specs.
 #include <fmt/format.h>
 
 #include <cctype>
@@ -13,14 +13,14 @@
 namespace md::pjrt {
 namespace {
 
-/// What programs are compiled by where the card is not there; of both kinds of shared memory in bytes.
+/// Properties for compiling without the card; sizes of both kinds of shared memory in bytes.
 struct Chip {
-  const char* key;          // of the config; null: not compiled for from afar
-  const char* description;  // what the card calls itself
+  const char* key;          // in the config; null: cannot be compiled for without a card
+  const char* description;  // the name that the card reports
   int capability;           // major number of its compute capability
   int cores, lanes;         // streaming multiprocessors, and the f32 units of each
   double clock;             // GHz
-  int64_t memory, cache;    // bytes; of its own memory and of its L2
+  int64_t memory, cache;    // bytes of device memory and of L2 cache
   int64_t shared_memory, shared_memory_of_block;
 };
 
@@ -104,10 +104,10 @@ std::optional<DeviceRates> rates(std::string_view kind) {
   return c->rates;
 }
 
-/// From Ada and Hopper on.
+/// Supported from Ada and Hopper on.
 bool has_float8(const Device& device) { return device.compute_capability >= 8.9; }
 
-/// Device files of the driver: of cards, of Jetson's GPUs, of Windows' GPUs under WSL.
+/// Device files of the driver: cards, Jetson's GPUs, Windows' GPUs under WSL.
 std::string absent(const std::string& root) {
   std::error_code ec;
   for (const auto& f : std::filesystem::directory_iterator(root + "/dev", ec)) {
@@ -126,8 +126,8 @@ const PlatformDef kGpuPlatform = {
                      "xla_plugins/xla_cuda13_pjrt/xla_cuda13_pjrt.so"},
     .wheel = "jax-cuda13-pjrt",
     .default_options = {},
-    // Collectives overlap with computation. Triton's tiles are chosen by timing them on the card, which is not always
-    // there: without it they are tiny, and cuBLAS is the better choice.
+    // Collectives overlap with computation. Triton's tiles are tuned on the card, which may not be attached; untuned
+    // ones are tiny, and cuBLAS is faster.
     .compile_flags = {{"xla_gpu_enable_latency_hiding_scheduler", "True"}, {"xla_gpu_enable_triton_gemm", "False"}},
     .environment = {"XLA_FLAGS"},
     .peak_flops = peak,

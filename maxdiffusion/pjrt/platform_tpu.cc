@@ -1,6 +1,6 @@
-// TPUs. Peaks (bf16) and rates are those of a chip on the vendor's system architecture pages; v4 and newer show one
-// device per chip. A port has a chip's ICI bandwidth over its number of ports (4, of v4 and v5p 6); a mesh axis, which
-// is a ring, uses two. The network is a host's over its chips.
+// TPUs. Peaks (bf16) and rates are those of a chip on the vendor's system architecture pages; from v4 on a chip is one
+// device. A port's bandwidth is a chip's ICI bandwidth / number of ports (4; v4 and v5p 6); a mesh axis, a ring, uses
+// two ports. Network bandwidth is a host's / its chips.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -21,7 +21,7 @@ constexpr Chip kV6e{"TPU v6e", 918e12, {1600e9, 200e9, 12.5e9}}, kV5e{"TPU v5e",
     kV5p{"TPU v5p", 459e12, {2765e9, 200e9, 6.25e9}}, kV4{"TPU v4", 275e12, {1228e9, 100e9, 6.25e9}};
 
 const Chip* chip(std::string_view kind) {
-  // Longer names first: "TPU v5" is what v5p calls itself.
+  // Longer names first: v5p reports "TPU v5".
   constexpr std::pair<std::string_view, const Chip*> kKinds[] = {
       {"TPU v6 lite", &kV6e}, {"TPU v6e", &kV6e}, {"TPU v5 lite", &kV5e}, {"TPU v5e", &kV5e},
       {"TPU v5p", &kV5p},     {"TPU v5", &kV5p},  {"TPU v4", &kV4},
@@ -43,7 +43,7 @@ std::optional<DeviceRates> rates(std::string_view kind) {
   return c->rates;
 }
 
-/// From the seventh generation on.
+/// Supported from the seventh generation on.
 bool has_float8(const Device& device) {
   constexpr std::string_view kBefore[] = {"TPU v2", "TPU v3", "TPU v4", "TPU v5", "TPU v6"};
   return std::ranges::none_of(kBefore, [&](std::string_view kind) { return device.kind.starts_with(kind); });
@@ -55,9 +55,9 @@ std::string first_line(const std::filesystem::path& file) {
   return line;
 }
 
-/// Chips show as /dev/accel0 … or, of newer generations, as /dev/vfio/0 …, and on the PCI bus as Google's; so do that
-/// cloud's network cards and disks. Where a runtime is elsewhere, or the machine is known to be a TPU's, variables say
-/// so.
+/// Chips are visible as /dev/accel0 … or, in newer generations, as /dev/vfio/0 …, and as Google's devices on the PCI
+/// bus, as are that cloud's network cards and disks. Environment variables say if a runtime is elsewhere, or if the
+/// machine is known to be a TPU's.
 std::string absent(const std::string& root) {
   namespace fs = std::filesystem;
   for (const char* name : {"TPU_NAME", "TPU_WORKER_ID", "TPU_WORKER_HOSTNAMES", "TPU_ACCELERATOR_TYPE"})
@@ -79,8 +79,8 @@ std::string absent(const std::string& root) {
 
 /// MaxDiffusion's flags for Wan on v5p, for sampling and light work, for several hosts, and for Ulysses.
 std::vector<FlagSet> flag_sets() {
-  // The documents have `true`. Beside xla_tpu_overlap_compute_collective_tc that gave wrong results (jax#38741), and
-  // libtpu refuses the pair since, but for v5e.
+  // MaxDiffusion's documentation has `true`. Together with xla_tpu_overlap_compute_collective_tc this gave wrong
+  // results (jax#38741); libtpu now rejects the combination except on v5e.
   constexpr const char* kRefused = "false";
   return {
       {"wan_v5p_train",

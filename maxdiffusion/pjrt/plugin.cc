@@ -23,23 +23,22 @@ namespace {
 
 // The order of functions in PJRT_Api is fixed since 0.57; every function used here is older.
 constexpr int kMinimumMinor = 57;
-// On two cores the CPU's plugin trains a model of 6 million parameters in 0.9 GB, and crashes in various ways with
+// On two cores the CPU plugin trains a model with 6 million parameters in 0.9 GB, and crashes in various ways with
 // less.
 constexpr int64_t kAddressSpace = int64_t{1} << 30;
 
-/// While it lives what is written to stderr waits; then all of it comes but one harmless line, which libtpu writes past
-/// every level of logging.
+/// Buffers stderr during its lifetime, then writes it without one harmless line that libtpu prints at every log level.
 class WithoutHarmlessLines {
  public:
-  WithoutHarmlessLines() : held_(::memfd_create("stderr", MFD_CLOEXEC)), own_(::dup(STDERR_FILENO)) {
-    if (held_ >= 0 && own_ >= 0) ::dup2(held_, STDERR_FILENO);
+  WithoutHarmlessLines() : captured_(::memfd_create("stderr", MFD_CLOEXEC)), stderr_(::dup(STDERR_FILENO)) {
+    if (captured_ >= 0 && stderr_ >= 0) ::dup2(captured_, STDERR_FILENO);
   }
   ~WithoutHarmlessLines() {
-    if (held_ >= 0 && own_ >= 0) {
+    if (captured_ >= 0 && stderr_ >= 0) {
       std::fflush(stderr);
-      ::dup2(own_, STDERR_FILENO);
-      std::string text(static_cast<size_t>(std::max<off_t>(::lseek(held_, 0, SEEK_END), 0)), '\0');
-      if (::pread(held_, text.data(), text.size(), 0) < 0) text.clear();
+      ::dup2(stderr_, STDERR_FILENO);
+      std::string text(static_cast<size_t>(std::max<off_t>(::lseek(captured_, 0, SEEK_END), 0)), '\0');
+      if (::pread(captured_, text.data(), text.size(), 0) < 0) text.clear();
       for (size_t from = 0; from < text.size();) {
         const size_t to = std::min(text.find('\n', from), text.size() - 1) + 1;
         const std::string line = text.substr(from, to - from);
@@ -47,13 +46,13 @@ class WithoutHarmlessLines {
         from = to;
       }
     }
-    if (held_ >= 0) ::close(held_);
-    if (own_ >= 0) ::close(own_);
+    if (captured_ >= 0) ::close(captured_);
+    if (stderr_ >= 0) ::close(stderr_);
   }
   WithoutHarmlessLines(const WithoutHarmlessLines&) = delete;
 
  private:
-  int held_, own_;
+  int captured_, stderr_;
 };
 
 }  // namespace
@@ -70,7 +69,7 @@ int Plugin::api_major() const { return api_->pjrt_api_version.major_version; }
 int Plugin::api_minor() const { return api_->pjrt_api_version.minor_version; }
 
 std::shared_ptr<Plugin> Plugin::load(const std::string& path) {
-  // A plugin's state is the process's, whatever we do, so the table of open ones is too.
+  // A plugin's state is global in the process, and so is the table of open plugins.
   static std::mutex mutex;
   static std::map<std::string, std::shared_ptr<Plugin>> open;
   check(exists(path), Code::io, "plugin '{}': no such file", path);
@@ -100,7 +99,7 @@ std::shared_ptr<Plugin> Plugin::load(const std::string& path) {
   if (major != PJRT_API_MAJOR || minor < kMinimumMinor)
     throw Error(Code::device, fmt::format("plugin '{}': implements PJRT API {}.{}; expected {}.{} or newer", key, major,
                                           minor, PJRT_API_MAJOR, kMinimumMinor))
-        .note("try: a newer build of the plugin, or no plugin=, so that the one of the installed wheel is taken");
+        .note("try: a newer build of the plugin, or no plugin=, to use the one of the installed wheel");
   auto plugin = std::shared_ptr<Plugin>(new Plugin(key, api));
   open[key] = plugin;
   return plugin;

@@ -1,4 +1,4 @@
-// Finding and opening plugins, and what is said when that fails.
+// Finding and opening plugins, and the error messages if that fails.
 #include "maxdiffusion/pjrt/plugin.h"
 #include "maxdiffusion/pjrt/platforms.h"
 

@@ -1,4 +1,4 @@
-// The profiler extension of the C API. Its headers are not among the installed ones; the layouts are those of XLA's
+// The profiler extension of the C API. Its headers are not installed; the layouts are those of XLA's
 // pjrt_c_api_profiler_extension.h and profiler_c_api.h, version 1.
 #include "maxdiffusion/pjrt/profiler.h"
 
@@ -13,7 +13,7 @@ struct ErrorArgs {
   size_t struct_size;
   void* priv;
   void* error;
-  const char* message;  // the rest of message()'s arguments only
+  const char* message;  // the other arguments of message() are only results
   size_t message_size;
 };
 struct CreateArgs {
@@ -50,8 +50,8 @@ struct ProfilerExtension {
   const ProfilerApi* api;
 };
 
-/// The words of an owned error, which is freed; empty for none.
-std::string take_words(const ProfilerApi& api, void* error) {
+/// The message of an owned error, which is freed; empty if there is none.
+std::string error_message(const ProfilerApi& api, void* error) {
   if (!error) return "";
   ErrorArgs args{sizeof(ErrorArgs), nullptr, error, nullptr, 0};
   api.error_message(&args);
@@ -69,7 +69,7 @@ struct Profiler::Impl {
   std::string plugin;
 
   void call(void* error, const char* what) const {
-    if (const std::string words = take_words(api, error); !words.empty())
+    if (const std::string words = error_message(api, error); !words.empty())
       fail(Code::device, "profiler of plugin '{}', {}: {}", plugin, what, words);
   }
 };
@@ -92,13 +92,13 @@ std::unique_ptr<Profiler> Profiler::start(const Client& client) {
 
 Profiler::~Profiler() {
   ProfilerArgs args{sizeof(ProfilerArgs), impl_->handle};
-  take_words(impl_->api, impl_->api.destroy(&args));
+  error_message(impl_->api, impl_->api.destroy(&args));
 }
 
 std::string Profiler::stop() {
   ProfilerArgs args{sizeof(ProfilerArgs), impl_->handle};
   impl_->call(impl_->api.stop(&args), "stop");
-  // Plugins return either their own buffer or, without one, its size.
+  // Plugins return their own buffer or, if there is none, its size.
   CollectArgs collect{sizeof(CollectArgs), impl_->handle, nullptr, 0};
   impl_->call(impl_->api.collect_data(&collect), "collect");
   if (collect.buffer) return {reinterpret_cast<const char*>(collect.buffer), collect.buffer_size};

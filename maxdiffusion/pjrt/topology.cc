@@ -1,4 +1,4 @@
-// Compiling for devices that are not there.
+// Compiling for unattached devices.
 #include "maxdiffusion/pjrt/topology.h"
 
 #include <cstdlib>
@@ -12,8 +12,8 @@ namespace md::pjrt {
 
 Topology Topology::create(const std::string& hardware, const std::string& name, const std::string& plugin_path,
                           int64_t slices, const std::string& device) {
-  // Without a TPU there is no metadata server to ask either; libtpu would wait for one. Nor is there a device that only
-  // one process may have.
+  // Without a TPU there is no metadata server, and libtpu would wait for one. There is also no device that only one
+  // process may use.
   if (hardware == "tpu") {
     setenv("TPU_SKIP_MDS_QUERY", "1", 0);
     setenv("ALLOW_MULTIPLE_LIBTPU_LOAD", "1", 0);

@@ -1,4 +1,5 @@
-// Compiling for TPUs and GPUs that are not there. Needs their compilers, which are installed on demand only.
+// Compiles for TPUs and GPUs that this machine does not have. Needs their compilers, which are installed on demand
+// only.
 #include "maxdiffusion/pjrt/topology.h"
 
 #include <gtest/gtest.h>
@@ -11,7 +12,7 @@
 namespace md::pjrt {
 namespace {
 
-/// The product of rows that four devices share with a matrix that each of them has.
+/// The product of rows split over four devices with a replicated matrix.
 constexpr const char* kProduct =
     R"(module @dot attributes {mhlo.num_partitions = 4 : i32, mhlo.num_replicas = 1 : i32} {
   sdy.mesh @mesh = <["data"=4]>
@@ -30,7 +31,7 @@ CompileOptions options_for(const Topology& t, std::map<std::string, std::string>
   return options;
 }
 
-/// Where libtpu is; "" where it is not.
+/// Path of libtpu; "" if it is not installed.
 std::string libtpu() {
   try {
     return Plugin::find("tpu");
@@ -149,12 +150,12 @@ TEST(Topology, WhichGpusTalkIsReadFromAxesOfTheirMesh) {
 TEST(Topology, FlagsForGpusAreTakenAndOthersRefusedByName) {
   MD_NEEDS_GPU_COMPILER();
   const Topology t = Topology::create("gpu", "1x1x4", path, 1, "h100");
-  EXPECT_EQ(t.platform().compile_flags.size(), 2u);  // which options_for gives
+  EXPECT_EQ(t.platform().compile_flags.size(), 2u);  // the options that options_for gives
   for (const auto& [flag, value] : {std::pair{"xla_gpu_enable_latency_hiding_scheduler", "True"},
                                     {"xla_gpu_all_gather_combine_threshold_bytes", "134217728"},
                                     {"xla_gpu_enable_triton_gemm", "True"}})
     EXPECT_TRUE(t.compile(kProduct, options_for(t, {{flag, value}})).memory()) << flag;
-  // Of the flags that guides for TPUs name.
+  // Flags that guides for TPUs recommend.
   for (const auto& [flag, value] : {std::pair{"xla_tpu_scoped_vmem_limit_kib", "65536"},
                                     {"xla_tpu_enable_async_collective_fusion", "True"},
                                     {"xla_enable_async_all_gather", "True"},

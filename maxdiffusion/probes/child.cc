@@ -25,7 +25,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 constexpr size_t kKept = 4 << 20;
 
-/// Both ends are closed on exec; the child's copies by dup2 are not.
+/// Both ends are closed on exec, except the child's copies by dup2.
 struct Pipe {
   Pipe() {
     check(::pipe2(ends.data(), O_CLOEXEC) == 0, Code::device, "pipe: {}", std::strerror(errno));
@@ -40,7 +40,7 @@ struct Pipe {
     ::close(ends[1]);
     ends[1] = -1;
   }
-  /// Adds what is there. False at the end.
+  /// Appends available bytes. Returns false at the end.
   bool read(std::string& text, std::ofstream& log) {
     std::array<char, 1 << 16> bytes{};
     for (;;) {
@@ -89,7 +89,7 @@ std::string ChildResult::last_words() const {
   return err.substr(begin == err.npos ? 0 : begin + 1, end - (begin == err.npos ? 0 : begin + 1) + 1);
 }
 
-std::string own_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
+std::string this_program() { return std::filesystem::read_symlink("/proc/self/exe").string(); }
 
 ChildResult run_child(const std::vector<std::string>& words, const ChildOptions& options) {
   std::vector<std::string> all = words, variables = environment_of(options);
@@ -104,7 +104,7 @@ ChildResult run_child(const std::vector<std::string>& words, const ChildOptions&
   const auto start = Clock::now();
   const pid_t parent = ::getpid(), child = ::fork();
   check(child >= 0, Code::device, "no process could be started: {}", std::strerror(errno));
-  if (child == 0) {  // only what is safe after a fork of a process with threads
+  if (child == 0) {  // only calls that are safe after fork() in a process with threads
     ::setpgid(0, 0);
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (::getppid() != parent) ::_exit(127);
@@ -136,9 +136,9 @@ ChildResult run_child(const std::vector<std::string>& words, const ChildOptions&
       r.stopped = !r.timed_out && options.enough && options.enough();
       if (r.timed_out || r.stopped) kill_all();
     }
-    if (!more_out && !more_err) ::usleep(10'000);  // both are closed, and it has not ended
+    if (!more_out && !more_err) ::usleep(10'000);  // both are closed, but the child still runs
   }
-  kill_all();  // what it has left behind
+  kill_all();  // remaining descendants
   out.read(r.out, log);
   err.read(r.err, log);
   r.seconds = elapsed();

@@ -1,4 +1,4 @@
-// A command in a process of its own, with a limit on its time: what may hang or abort cannot take this process with it.
+// Runs a command in a child process with a time limit: if it hangs or aborts, this process continues.
 #pragma once
 
 #include <cstdint>
@@ -10,32 +10,32 @@
 namespace md {
 
 struct ChildOptions {
-  double seconds = 60;                             // then it is killed, with all that it has started
+  double seconds = 60;                             // then it is killed, with its descendants
   std::map<std::string, std::string> environment;  // in addition to this process's
-  std::vector<std::string> without;                // variables whose names begin so are left out
-  std::string log;                                 // file that gets what it prints as well; empty: none
-  /// Asked several times a second; true kills it. May be empty.
+  std::vector<std::string> without;                // prefixes of variables that are removed
+  std::string log;                                 // file that also receives its output; empty: none
+  /// Called several times a second; kills the child when it returns true. May be empty.
   std::function<bool()> enough;
 };
 struct ChildResult {
   int status = -1;         // exit status; -1: a signal ended it
-  int signal = 0;          // that ended it
-  bool timed_out = false;  // it was killed since its time was over
+  int signal = 0;          // the signal
+  bool timed_out = false;  // killed at the time limit
   bool stopped = false;    // by ChildOptions::enough
-  double seconds = 0;      // that it ran
-  int64_t peak_bytes = 0;  // of its resident memory
-  std::string out, err;    // what it printed: the last 4 MB of each
+  double seconds = 0;      // run time
+  int64_t peak_bytes = 0;  // of resident memory
+  std::string out, err;    // its output: the last 4 MB of each
   bool well() const { return status == 0; }
   /// "exit status 2", "signal 6 (Aborted)", "no answer after 30 s".
   std::string end() const;
   /// The last line of err that is not empty.
   std::string last_words() const;
 };
-/// Runs words[0] with the other words. It reads nothing, and ends with this process. Throws device where no process can
-/// be started.
+/// Runs words[0] with the other words as arguments, with empty stdin. The child is killed when this process ends.
+/// Throws device if no process can be started.
 ChildResult run_child(const std::vector<std::string>& words, const ChildOptions& options);
 
-/// The file that this process runs.
-std::string own_program();
+/// Path of this process's executable.
+std::string this_program();
 
 }  // namespace md

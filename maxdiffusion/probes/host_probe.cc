@@ -30,6 +30,7 @@
 #include "maxdiffusion/base/host_memory.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/shortened.h"
+#include "maxdiffusion/base/this_machine.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/kernels/processor.h"
 #include "maxdiffusion/probes/child.h"
@@ -51,22 +52,13 @@ std::string bytes_text(int64_t bytes) {
   return mib < 1024 ? fmt::format("{:.0f} MiB", mib) : fmt::format("{:.1f} GiB", mib / 1024);
 }
 
-/// The value of the first line of /proc/cpuinfo with this name.
-std::string cpuinfo(const std::string& name) {
-  std::ifstream in("/proc/cpuinfo");
-  for (std::string line; std::getline(in, line);)
-    if (line.starts_with(name))
-      if (const size_t colon = line.find(": "); colon != line.npos) return line.substr(colon + 2);
-  return "";
-}
-
 int64_t usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);
   return ::sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : ::sysconf(_SC_NPROCESSORS_ONLN);
 }
 
-/// Cores' worth of time that a cgroup of version 2 gives; 0: it does not limit it.
+/// Number of cores that a version 2 cgroup allows; 0: unlimited.
 double granted_cores() {
   std::ifstream in("/sys/fs/cgroup/cpu.max");
   std::string quota;
@@ -75,7 +67,7 @@ double granted_cores() {
   return std::stod(quota) / period;
 }
 
-/// The folder itself, or the nearest one above it that is there.
+/// The folder, or its nearest existing ancestor.
 std::string nearest_folder(const std::string& folder) {
   fs::path at = fs::absolute(folder);
   std::error_code ec;
@@ -83,32 +75,32 @@ std::string nearest_folder(const std::string& folder) {
   return at.string();
 }
 
-/// The first line that a child printed, as an object.
+/// The first line of a child's output, parsed as an object.
 json line_of(const ChildResult& r) { return parse_json_or_discard(r.out.substr(0, r.out.find('\n'))); }
 
-void say(const json& line) {
+void print_json(const json& line) {
   fmt::print("{}\n", dump_json(line));
   std::fflush(stdout);
 }
 
-enum class Reach { answers, refuses, silent, unknown };
-/// Whether a TCP connection with a host comes to be within three seconds.
+enum class Reach { connects, refuses, silent, unknown };
+/// Tries a TCP connection to a host, with a timeout of three seconds.
 Reach reach(const std::string& host, int port) {
-  addrinfo wanted{};
-  wanted.ai_family = AF_INET;
-  wanted.ai_socktype = SOCK_STREAM;
+  addrinfo hints{};
+  hints.ai_family = AF_INET;
+  hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &wanted, &found) != 0) return Reach::unknown;
+  if (::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found) != 0) return Reach::unknown;
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, ::freeaddrinfo);
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  ::connect(fd, found->ai_addr, found->ai_addrlen);
+  (void)::connect(fd, found->ai_addr, found->ai_addrlen);
   pollfd end{fd, POLLOUT, 0};
   const bool ended = ::poll(&end, 1, 3000) > 0;
   int why = 0;
   socklen_t size = sizeof why;
   ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &why, &size);
   ::close(fd);
-  return !ended ? Reach::silent : why == 0 ? Reach::answers : why == ECONNREFUSED ? Reach::refuses : Reach::silent;
+  return !ended ? Reach::silent : why == 0 ? Reach::connects : why == ECONNREFUSED ? Reach::refuses : Reach::silent;
 }
 
 bool is_free(int port) {
@@ -132,35 +124,30 @@ Findings probe_system() {
                                    name.machine, gnu_get_libc_version()))};
 }
 
-void show_processor() { say({{"isa", processor().isa}, {"bf16", processor().bf16_products}}); }
+void show_processor() { print_json({{"isa", processor().isa}, {"bf16", processor().bf16_products}}); }
 
 Findings probe_processor() {
 #if defined(__x86_64__)
   constexpr bool kHasAvx = true;
 #else
-  constexpr bool kHasAvx = false;  // another kind of processor, which lacks nothing by that
+  constexpr bool kHasAvx = false;  // other architectures do not need it
 #endif
   const std::string flags = " " + cpuinfo("flags") + " ";
   std::vector<std::string> has;
   for (const auto& [flag, shown] :
        {std::pair{"avx2", "AVX2"}, {"avx512f", "AVX-512"}, {"avx512_bf16", "its bf16"}, {"amx_bf16", "AMX"}})
     if (flags.find(std::string(" ") + flag + " ") != flags.npos) has.push_back(shown);
-  std::string name = cpuinfo("model name");
-  if (name.empty()) {  // as on ARM64
-    utsname kernel{};
-    ::uname(&kernel);
-    name = kernel.machine;
-  }
-  std::string found = fmt::format("{}, {}", name, counted(usable_cores(), "core"));
+  std::string found = fmt::format("{}, {}", processor_name(), counted(usable_cores(), "core"));
   if (const double granted = granted_cores(); granted > 0)
     found += fmt::format(" (of which a cgroup grants {:.1f})", granted);
   if (kHasAvx) found += fmt::format("; has {}", has.empty() ? "no AVX2" : fmt::format("{}", fmt::join(has, ", ")));
-  const ChildResult r = run_child({own_program(), "doctor", "probe=processor"}, {.seconds = 30});
-  const json seen = line_of(r);
-  if (!r.well() || !seen.is_object())
+  const ChildResult r = run_child({this_program(), "doctor", "probe=processor"}, {.seconds = 30});
+  const json report = line_of(r);
+  if (!r.well() || !report.is_object())
     return {error("processor", fmt::format("{}; kernels fail on it: {}", found, r.end()),
                   "another machine; this one's processor lacks what oneDNN needs")};
-  found += fmt::format("; kernels use {}{}", seen.value("isa", "?"), seen.value("bf16", false) ? " and its bf16" : "");
+  found +=
+      fmt::format("; kernels use {}{}", report.value("isa", "?"), report.value("bf16", false) ? " and its bf16" : "");
   if (kHasAvx && has.empty())
     return {warning("processor", found, "a machine with AVX2, which trains several times faster")};
   return {ok("processor", found)};
@@ -179,7 +166,7 @@ Findings probe_memory() {
         error("memory", fmt::format("{}; the quickstart needs 2 GiB", found),
               limit < all ? "a larger limit of the container (docker run --memory=8g …)" : "a machine with more memory",
               Code::out_of_memory)};
-  if (free < 3 * kGib) return {warning("memory", found, "ps aux --sort=-rss | head, which shows what takes it")};
+  if (free < 3 * kGib) return {warning("memory", found, "ps aux --sort=-rss | head, which shows what uses it")};
   return {ok("memory", found)};
 }
 
@@ -202,21 +189,21 @@ Findings probe_limits() {
 
 void show_folder(const std::string& folder) {
   const std::string at = nearest_folder(folder);
-  json seen = {{"at", at}};
+  json report = {{"at", at}};
   const auto failed = [&](const char* what, int why) {
-    seen["failed"] = fmt::format("{}: {}", what, std::strerror(why));
-    seen["errno"] = why;
-    say(seen);
+    report["failed"] = fmt::format("{}: {}", what, std::strerror(why));
+    report["errno"] = why;
+    print_json(report);
   };
   struct statvfs disk {};
   if (::statvfs(at.c_str(), &disk) != 0) return failed("it cannot be opened", errno);
-  seen["free"] = static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
+  report["free"] = static_cast<int64_t>(disk.f_bavail) * static_cast<int64_t>(disk.f_frsize);
   if (DIR* d = ::opendir(at.c_str()))
     ::closedir(d);
   else
     return failed("it cannot be read", errno);
-  // 64 MiB, or what fits easily.
-  const int64_t bytes = std::min<int64_t>(int64_t{64} << 20, seen["free"].get<int64_t>() / 4);
+  // 64 MiB, or a quarter of the free space.
+  const int64_t bytes = std::min<int64_t>(int64_t{64} << 20, report["free"].get<int64_t>() / 4);
   const std::string file = fmt::format("{}/.doctor-{}", at, ::getpid());
   const int fd = ::open(file.c_str(), O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
   if (fd < 0) return failed("no file can be written into it", errno);
@@ -237,31 +224,31 @@ void show_folder(const std::string& folder) {
   ::close(fd);
   if (why != 0) return failed("a file cannot be written", why);
   const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  seen["rate"] = static_cast<double>(written) / std::max(seconds, 1e-6);
-  seen["written"] = written;
-  say(seen);
+  report["rate"] = static_cast<double>(written) / std::max(seconds, 1e-6);
+  report["written"] = written;
+  print_json(report);
 }
 
 Findings probe_folder(const FolderProbe& p) {
   if (p.folder.empty()) return {};
   if (is_remote(p.folder))
     return {ok(p.name, fmt::format("{}: an object store, not probed here; `check` writes to it", shown(p.folder)))};
-  const ChildResult r = run_child({own_program(), "doctor", "probe=folder", p.folder}, {.seconds = p.seconds});
-  const json seen = line_of(r);
+  const ChildResult r = run_child({this_program(), "doctor", "probe=folder", p.folder}, {.seconds = p.seconds});
+  const json report = line_of(r);
   const std::string elsewhere = fmt::format("{}=FOLDER on another disk", p.key);
-  if (!seen.is_object())
+  if (!report.is_object())
     return {error(p.name, fmt::format("{}: {} while it was written to", p.folder, r.end()), elsewhere, Code::io)};
   std::string found = p.folder;
-  if (seen.value("at", "") != fs::absolute(p.folder).string())
-    found += fmt::format(" (to be made in {})", seen.value("at", ""));
-  const int64_t free = seen.value("free", int64_t{0});
-  const std::string largest =
-      fmt::format("du -xh -d 2 {} | sort -h | tail, which shows what takes it; or {}", seen.value("at", ""), elsewhere);
-  if (seen.contains("failed")) {
-    const int why = seen.value("errno", 0);
-    const std::string owner = fmt::format("{}; or sudo chown -R $USER {}", elsewhere, seen.value("at", ""));
+  if (report.value("at", "") != fs::absolute(p.folder).string())
+    found += fmt::format(" (to be made in {})", report.value("at", ""));
+  const int64_t free = report.value("free", int64_t{0});
+  const std::string largest = fmt::format("du -xh -d 2 {} | sort -h | tail, which shows what uses it; or {}",
+                                          report.value("at", ""), elsewhere);
+  if (report.contains("failed")) {
+    const int why = report.value("errno", 0);
+    const std::string owner = fmt::format("{}; or sudo chown -R $USER {}", elsewhere, report.value("at", ""));
     return {error(p.name,
-                  fmt::format("{}: {}; {} are free", found, seen["failed"].get<std::string>(), bytes_text(free)),
+                  fmt::format("{}: {}; {} are free", found, report["failed"].get<std::string>(), bytes_text(free)),
                   why == EFBIG                    ? "ulimit -f unlimited"
                   : why == ENOSPC                 ? largest
                   : why == EACCES || why == EPERM ? owner
@@ -269,12 +256,13 @@ Findings probe_folder(const FolderProbe& p) {
                   Code::io)};
   }
   found += fmt::format(": {} free", bytes_text(free));
-  if (seen.value("written", int64_t{0}) >= (int64_t{16} << 20))
-    found += fmt::format(", {:.0f} MB/s written", seen.value("rate", 0.0) / 1e6);
-  if (free < p.wanted)
-    return {error(p.name, fmt::format("{}; the disk is full: at least {} are wanted", found, bytes_text(p.wanted)),
+  if (report.value("written", int64_t{0}) >= (int64_t{16} << 20))
+    found += fmt::format(", {:.0f} MB/s written", report.value("rate", 0.0) / 1e6);
+  if (free < p.required_bytes)
+    return {error(p.name,
+                  fmt::format("{}; the disk is full: at least {} are needed", found, bytes_text(p.required_bytes)),
                   largest, Code::io)};
-  if (free < 10 * p.wanted) return {warning(p.name, found, largest)};
+  if (free < 10 * p.required_bytes) return {warning(p.name, found, largest)};
   return {ok(p.name, found)};
 }
 
@@ -298,12 +286,12 @@ Findings probe_hub(double seconds) {
   return out;
 }
 
-void show_mpi() { say({{"why", mpi_problem()}}); }
+void show_mpi() { print_json({{"why", mpi_problem()}}); }
 
 Findings probe_mpi(double seconds) {
-  const ChildResult r = run_child({own_program(), "doctor", "probe=mpi"}, {.seconds = seconds});
-  const json seen = line_of(r);
-  const std::string why = r.well() && seen.is_object() ? seen.value("why", "") : r.end();
+  const ChildResult r = run_child({this_program(), "doctor", "probe=mpi"}, {.seconds = seconds});
+  const json report = line_of(r);
+  const std::string why = r.well() && report.is_object() ? report.value("why", "") : r.end();
   if (!why.empty())
     return {warning("mpi", fmt::format("several processes cannot be started: {}", why), "apt-get install mpich")};
   return {ok("mpi", "MPICH's library opens; mpiexec -n 2 … starts two processes")};
@@ -321,11 +309,11 @@ Findings probe_hosts() {
   if (launch.rank == 0)
     return {is_free(kTpuPort)
                 ? ok("hosts", fmt::format("process 0 of {}; port {} is free for the others", launch.count, kTpuPort))
-                : error("hosts", fmt::format("port {}, where the others find process 0, is taken", kTpuPort),
+                : error("hosts", fmt::format("port {}, at which the others connect to process 0, is in use", kTpuPort),
                         fmt::format("ss -ltnp 'sport = :{}', which names the process that holds it", kTpuPort))};
   const std::string what = fmt::format("process 0 of {} at {}:{}", launch.count, launch.coordinator, kTpuPort);
   switch (reach(launch.coordinator, kTpuPort)) {
-    case Reach::answers: return {ok("hosts", what + " answers")};
+    case Reach::connects: return {ok("hosts", what + " answers")};
     case Reach::refuses: return {ok("hosts", what + " can be reached; nothing listens there before a run starts")};
     case Reach::unknown:
       return {error("hosts", fmt::format("the address of {} cannot be resolved", launch.coordinator),

@@ -1,4 +1,4 @@
-// Whether a plugin opens, shows its devices and computes right, and whether the driver below it is what it wants.
+// Whether a plugin opens, lists its devices and computes correctly, and whether its driver is new enough.
 #pragma once
 
 #include <string>
@@ -9,23 +9,23 @@ namespace md {
 
 struct PluginProbe {
   std::string hardware = "cpu", plugin;  // as in the config
-  bool required = true;                  // what is missing is an error, even where there is no such device
-  double seconds = 60;                   // that the plugin may take
-  std::string root;                      // what /dev and /proc are below; empty but in tests
+  bool required = true;                  // a missing device or plugin is an error
+  double seconds = 60;                   // time limit of the plugin
+  std::string root;                      // prefix of /dev and /proc, for tests
 };
-/// The plugin is opened in a child process.
+/// Opens the plugin in a child process.
 Findings probe_plugin(const PluginProbe& probe);
-/// NVIDIA's driver, whether GPUs reach each other's memory, NCCL. Nothing where there is no GPU.
+/// NVIDIA's driver, peer access between GPUs, NCCL. Empty without a GPU.
 Findings probe_gpu_driver(const PluginProbe& probe);
-/// "580.82.07" of the text of /proc/driver/nvidia/version; empty: it says none.
+/// "580.82.07" from the text of /proc/driver/nvidia/version; empty if it has no version.
 std::string driver_version(const std::string& text);
-/// The least major number of NVIDIA's driver for a plugin of this path, by the CUDA version in its name; 0: it has
-/// none.
+/// The oldest major version of NVIDIA's driver for a plugin with this path, from the CUDA version in its name; 0 if it
+/// has none.
 int wanted_driver(const std::string& plugin);
-/// Whether a driver of this version is one that the plugin takes.
+/// Whether the plugin supports a driver of this version.
 Finding judge_driver(const std::string& version, const std::string& plugin);
 
-/// What children do: print what they find, a JSON object a line, each before what may hang or abort.
+/// Run in child processes: print one JSON object per line, each before a step that may hang or abort.
 void show_plugin(const std::string& hardware, const std::string& plugin);
 void show_gpu_driver(const std::string& plugin);
 

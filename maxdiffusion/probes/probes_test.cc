@@ -1,4 +1,4 @@
-// What the probes make of what they find; with broken machines the command is tested in tests/cli/doctor_test.cc.
+// Conclusions of the probes from their findings; tests/cli/doctor_test.cc tests the command on broken machines.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -30,7 +30,7 @@ TEST(Finding, OfAnErrorTakesItsCureFromItsNotes) {
   EXPECT_EQ(from_error("x", Error(Code::io, "no plugin"), "v").cure, "v");
 }
 
-ChildResult sh(const std::string& script, ChildOptions options = {}) {
+ChildResult sh(const std::string& script, const ChildOptions& options = {}) {
   return run_child({"/bin/sh", "-c", script}, options);
 }
 
@@ -54,7 +54,7 @@ TEST(Child, IsKilledWithAllThatItHasStartedWhenItsTimeIsOver) {
   EXPECT_LT(r.seconds, 20);
   sh("sleep 3.2");
   EXPECT_FALSE(exists(t / "late"));
-  EXPECT_EQ(sh("sleep 60 & echo x").out, "x\n");  // which holds the pipe open
+  EXPECT_EQ(sh("sleep 60 & echo x").out, "x\n");  // keeps the pipe open
 }
 
 TEST(Child, HasTheEnvironmentThatItIsGiven) {

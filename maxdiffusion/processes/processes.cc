@@ -57,7 +57,7 @@ std::string new_secret() {
   return fmt::format("{:08x}{:08x}{:08x}{:08x}", bits(), bits(), bits(), bits());
 }
 
-/// Exits at once, because threads may wait for the lost process.
+/// Exits immediately, because threads may be waiting for the lost process.
 [[noreturn]] void end_job(const std::string& why) {
   set_status_line("");
   log_error("{}\n  this process exits too; the same command resumes from the newest checkpoint", why);
@@ -69,7 +69,7 @@ class Joined final : public Processes {
   explicit Joined(const Launch& launch) : launch_(launch) {
     RendezvousOptions options{.rank = launch.rank, .count = launch.count, .lost = end_job};
     if (!launch.coordinator.empty()) {
-      // Hosts start at different times. The port is open within the network, without a secret.
+      // Hosts start at different times. The port is open within the network, and the secret is not secret.
       options.port = kTpuPort, options.secret = "tpu of " + launch.coordinator,
       options.joining = std::chrono::minutes(5);
       rendezvous_ = std::make_unique<Rendezvous>(options);
@@ -117,7 +117,7 @@ class Joined final : public Processes {
     try {
       act();
     } catch (const Error&) {
-      // MPI's message does not name the process; the rendezvous does, and ends this one.
+      // MPI's message does not name the process; the rendezvous detects it, and ends this process.
       std::this_thread::sleep_for(std::chrono::seconds(8));
       throw;
     }
@@ -153,8 +153,8 @@ int64_t Processes::largest(const std::string& topic, int64_t mine) {
 
 LocalRank local_rank(Processes& all) {
   const std::vector<std::string> hosts = all.gather("hosts", host_name());
-  const auto own = hosts.begin() + all.rank();
-  return {std::count(hosts.begin(), own, *own), std::ranges::count(hosts, *own)};
+  const auto this_host = hosts.begin() + all.rank();
+  return {std::count(hosts.begin(), this_host, *this_host), std::ranges::count(hosts, *this_host)};
 }
 
 Processes& processes() {

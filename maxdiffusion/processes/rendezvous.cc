@@ -38,15 +38,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-// A message is its length, one of these, and a text.
+// A message is its length, its kind, and a text.
 enum class Kind : char {
   hello = 'h',
   beat = 'b',
   gather = 'g',
   all = 'a',
   put = 'p',
-  ask = 'q',
-  value = 'v',  // an answer: the number of the question, and the value, if any
+  get = 'q',
+  value = 'v',  // a reply: number of the request, and the value, if any
   lost = 'l',
   failed = 'f',
   bye = 'e'
@@ -74,7 +74,7 @@ std::optional<Message> take(std::string& buffer) {
   return m;
 }
 
-/// Texts one after the other, each behind its length.
+/// Concatenates texts, each preceded by its length.
 std::string joined(const std::vector<std::string>& parts) {
   std::string out;
   for (const std::string& p : parts) out += fmt::format("{}:", p.size()) + p;
@@ -94,7 +94,7 @@ std::vector<std::string> parted(const std::string& text) {
 
 std::string this_place() { return fmt::format("{}, pid {}", host_name(), ::getpid()); }
 
-std::vector<std::string> own_addresses() {
+std::vector<std::string> local_addresses() {
   std::vector<std::string> out;
   ifaddrs* all = nullptr;
   if (::getifaddrs(&all) != 0) return out;
@@ -124,8 +124,8 @@ class Socket {
   int fd() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
 
-  /// Whole messages, or false and the end of the connection: nothing that came after a part of one would be
-  /// understood. A peer that does not read lets this wait for a while only.
+  /// Sends a complete message, or returns false and closes the connection, because the peer could not parse anything
+  /// after a partial message. A peer that does not read blocks this only for a limited time.
   bool send(const std::string& bytes) const {
     for (size_t at = 0; at < bytes.size();) {
       const ssize_t n = ::send(fd_, bytes.data() + at, bytes.size() - at, MSG_NOSIGNAL);
@@ -136,7 +136,7 @@ class Socket {
     }
     return true;
   }
-  /// Appends what is there, waiting until there is something; false where the connection has ended.
+  /// Appends available bytes, waiting for at least one; false if the connection has ended.
   bool receive(std::string& to) const {
     std::array<char, 1 << 16> part;
     ssize_t n = 0;
@@ -162,7 +162,7 @@ Socket new_socket() {
   return s;
 }
 
-/// None if nothing listens there.
+/// None if no process listens at that address.
 Socket connected(const std::string& ip, int port) {
   Socket s = new_socket();
   sockaddr_in to{};
@@ -185,7 +185,7 @@ Socket connected(const std::string& ip, int port) {
 
 struct Peer {
   Socket socket;
-  std::string place, read;  // host and pid; bytes of an incomplete message
+  std::string place, read;  // host and pid; received bytes of an incomplete message
   Clock::time_point heard = Clock::now();
   bool left = false;
 };
@@ -195,23 +195,23 @@ struct Peer {
 struct Rendezvous::Impl {
   RendezvousOptions o;
   Socket listener;
-  std::map<int64_t, Peer> peers;  // by rank: of process 0 all others, of these process 0
-  // What has failed, as the thread knows. Often all fail alike, by a config that they refuse: each says so itself
-  // first.
+  std::map<int64_t, Peer> peers;  // by rank; in process 0 all others, in the others process 0
+  // Names of failed processes, used by the thread only. Often all fail for the same reason, such as a rejected config;
+  // then each of them reports it first.
   std::string failed;
   Clock::time_point failed_at;
   std::array<int, 2> wake{-1, -1};
   std::thread thread;
 
-  std::mutex mutex;  // of what follows, and of sending
+  std::mutex mutex;  // guards the members below, and sending
   std::condition_variable changed;
   std::string lost;  // why the job ends; empty: it continues
   bool ending = false;
-  std::map<std::string, std::map<int64_t, std::deque<std::string>>> given;  // process 0: topic, rank
-  std::map<std::string, std::deque<std::vector<std::string>>> gathered;     // by topic
-  std::set<std::string> to_coordinator;                                     // process 0: topics
-  std::map<std::string, std::string> values;                                // process 0: by key
-  std::map<std::string, std::vector<std::string>> answers;                  // by number of the question
+  std::map<std::string, std::map<int64_t, std::deque<std::string>>> contributions;  // process 0: topic, rank
+  std::map<std::string, std::deque<std::vector<std::string>>> gathered;             // by topic
+  std::set<std::string> to_coordinator;                                             // process 0: topics
+  std::map<std::string, std::string> values;                                        // process 0: by key
+  std::map<std::string, std::vector<std::string>> replies;                          // by request number
   int64_t questions = 0;
 
   std::string name(int64_t rank) const { return fmt::format("process {} ({})", rank, peers.at(rank).place); }
@@ -219,7 +219,7 @@ struct Rendezvous::Impl {
   void connect_to(const std::string& address);
   void serve();
   void read_from(int64_t rank, Peer& peer);
-  void take_error_message(int64_t rank, Peer& peer, const Message& m);
+  void handle(int64_t rank, Peer& peer, const Message& m);
   void complete(const std::string& topic);
   void give_up(const std::string& why, int64_t because);
 };
@@ -247,16 +247,16 @@ std::string Rendezvous::address() const {
   socklen_t size = sizeof at;
   ::getsockname(impl_->listener.fd(), reinterpret_cast<sockaddr*>(&at), &size);
   std::string text = fmt::format("{} {}", host_name(), ntohs(at.sin_port));
-  for (const std::string& a : own_addresses()) text += " " + a;
+  for (const std::string& a : local_addresses()) text += " " + a;
   return text;
 }
 
 std::string Rendezvous::address_of(const std::string& host, int port) {
-  addrinfo wanted{};
-  wanted.ai_family = AF_INET;
-  wanted.ai_socktype = SOCK_STREAM;
+  addrinfo hints{};
+  hints.ai_family = AF_INET;
+  hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  const int error = ::getaddrinfo(host.c_str(), nullptr, &wanted, &found);
+  const int error = ::getaddrinfo(host.c_str(), nullptr, &hints, &found);
   check(error == 0, Code::device, "processes: no address of process 0's host '{}': {}", host, ::gai_strerror(error));
   std::string text = fmt::format("{} {}", host, port);
   for (const addrinfo* i = found; i != nullptr; i = i->ai_next) {
@@ -331,17 +331,17 @@ void Rendezvous::Impl::connect_to(const std::string& address) {
     if (!coordinator.socket) std::this_thread::sleep_for(milliseconds(100));
   }
   coordinator.place = host;
-  std::optional<Message> answer;
+  std::optional<Message> reply;
   if (coordinator.socket.send(framed(Kind::hello, joined({o.secret, std::to_string(o.rank), this_place()}))))
-    while (!answer && coordinator.socket.receive(coordinator.read)) answer = take(coordinator.read);
-  const std::vector<std::string> said = answer ? parted(answer->text) : std::vector<std::string>();
-  check(said.size() == 3 && said[0] == o.secret, Code::device, "processes: {} did not wait for process {}", name(0),
+    while (!reply && coordinator.socket.receive(coordinator.read)) reply = take(coordinator.read);
+  const std::vector<std::string> fields = reply ? parted(reply->text) : std::vector<std::string>();
+  check(fields.size() == 3 && fields[0] == o.secret, Code::device, "processes: {} did not wait for process {}", name(0),
         o.rank);
-  coordinator.place = said[2];
+  coordinator.place = fields[2];
   coordinator.heard = Clock::now();
 }
 
-/// Reads messages, sends heartbeats, and checks those of the others.
+/// Reads messages, sends heartbeats, and checks those of the other processes.
 void Rendezvous::Impl::serve() {
   auto last = Clock::now(), next_beat = last;
   while (true) {
@@ -353,7 +353,7 @@ void Rendezvous::Impl::serve() {
     for (size_t i = 0; i < ranks.size(); ++i)
       if (fds[i + 1].revents != 0) read_from(ranks[i], peers.at(ranks[i]));
     const auto now = Clock::now();
-    // After a suspension this process has received no heartbeats; the others may be alive.
+    // After a suspension this process has received no heartbeats, but the others may be alive.
     if (const auto gap = now - last; gap > 4 * o.beat)
       for (auto& [rank, peer] : peers) peer.heard += gap;
     last = now;
@@ -366,7 +366,7 @@ void Rendezvous::Impl::serve() {
           if (peer.socket) peer.socket.send(framed(Kind::beat, ""));
       }
     }
-    if (!failed.empty() && now - failed_at > o.own_end) return give_up(failed, o.rank);
+    if (!failed.empty() && now - failed_at > o.exit_grace) return give_up(failed, o.rank);
     for (auto& [rank, peer] : peers)
       if (peer.socket && now - peer.heard > o.limit)
         return give_up(fmt::format("{} is lost: nothing was heard of it for {:.1f} seconds", name(rank),
@@ -377,7 +377,7 @@ void Rendezvous::Impl::serve() {
 
 void Rendezvous::Impl::read_from(int64_t rank, Peer& peer) {
   const bool open = peer.socket.receive(peer.read);
-  while (std::optional<Message> m = take(peer.read)) take_error_message(rank, peer, *m);
+  while (std::optional<Message> m = take(peer.read)) handle(rank, peer, *m);
   peer.heard = Clock::now();
   if (open) return;
   bool expected = false;
@@ -389,12 +389,12 @@ void Rendezvous::Impl::read_from(int64_t rank, Peer& peer) {
   if (!expected) give_up(fmt::format("{} is lost: its connection has ended", name(rank)), rank);
 }
 
-void Rendezvous::Impl::take_error_message(int64_t rank, Peer& peer, const Message& m) {
+void Rendezvous::Impl::handle(int64_t rank, Peer& peer, const Message& m) {
   switch (m.kind) {
     case Kind::gather: {
       std::vector<std::string> parts = parted(m.text);
       std::lock_guard lock(mutex);
-      given[parts.at(0)][rank].push_back(std::move(parts.at(1)));
+      contributions[parts.at(0)][rank].push_back(std::move(parts.at(1)));
       complete(parts[0]);
       break;
     }
@@ -413,18 +413,18 @@ void Rendezvous::Impl::take_error_message(int64_t rank, Peer& peer, const Messag
       values[parts.at(0)] = std::move(parts.at(1));
       break;
     }
-    case Kind::ask: {
+    case Kind::get: {
       const std::vector<std::string> parts = parted(m.text);
       std::lock_guard lock(mutex);
-      std::vector<std::string> answer = {parts.at(0)};
-      if (const auto found = values.find(parts.at(1)); found != values.end()) answer.push_back(found->second);
-      if (peer.socket) peer.socket.send(framed(Kind::value, joined(answer)));
+      std::vector<std::string> reply = {parts.at(0)};
+      if (const auto found = values.find(parts.at(1)); found != values.end()) reply.push_back(found->second);
+      if (peer.socket) peer.socket.send(framed(Kind::value, joined(reply)));
       break;
     }
     case Kind::value: {
       std::vector<std::string> parts = parted(m.text);
       std::lock_guard lock(mutex);
-      answers[parts.at(0)] = {parts.begin() + 1, parts.end()};
+      replies[parts.at(0)] = {parts.begin() + 1, parts.end()};
       changed.notify_all();
       break;
     }
@@ -439,9 +439,9 @@ void Rendezvous::Impl::take_error_message(int64_t rank, Peer& peer, const Messag
   }
 }
 
-/// In process 0, holding the mutex: answers where all have given something.
+/// In process 0, holding the mutex: replies once all processes have contributed.
 void Rendezvous::Impl::complete(const std::string& topic) {
-  auto& of_rank = given[topic];
+  auto& of_rank = contributions[topic];
   if (static_cast<int64_t>(of_rank.size()) < o.count ||
       std::ranges::any_of(of_rank, [](const auto& r) { return r.second.empty(); }))
     return;
@@ -450,9 +450,9 @@ void Rendezvous::Impl::complete(const std::string& topic) {
     all.push_back(std::move(queue.front()));
     queue.pop_front();
   }
-  const std::string answer = framed(Kind::all, to_coordinator.contains(topic) ? joined({all[0], all[1]}) : joined(all));
+  const std::string reply = framed(Kind::all, to_coordinator.contains(topic) ? joined({all[0], all[1]}) : joined(all));
   for (auto& [rank, peer] : peers)
-    if (peer.socket) peer.socket.send(answer);  // where it fails, reading will, too
+    if (peer.socket) peer.socket.send(reply);  // if this fails, reading fails as well
   all.erase(all.begin());
   gathered[topic].push_back(std::move(all));
   changed.notify_all();
@@ -477,16 +477,16 @@ std::vector<std::string> Rendezvous::gather(const std::string& topic, const std:
   std::unique_lock lock(h.mutex);
   if (h.o.rank == 0) {
     if (coordinator_only) h.to_coordinator.insert(topic);
-    h.given[topic][0].push_back(mine);
+    h.contributions[topic][0].push_back(mine);
     h.complete(topic);
   } else if (h.peers.at(0).socket) {
     h.peers.at(0).socket.send(framed(Kind::gather, joined({topic, mine})));
   }
   h.changed.wait(lock, [&] { return !h.lost.empty() || !h.gathered[topic].empty(); });
-  auto& answers = h.gathered[topic];
-  check(!answers.empty(), Code::device, "{}", h.lost);
-  std::vector<std::string> all = std::move(answers.front());
-  answers.pop_front();
+  auto& results = h.gathered[topic];
+  check(!results.empty(), Code::device, "{}", h.lost);
+  std::vector<std::string> all = std::move(results.front());
+  results.pop_front();
   return all;
 }
 
@@ -510,11 +510,11 @@ std::optional<std::string> Rendezvous::get(const std::string& key) {
     return found == h.values.end() ? std::nullopt : std::optional(found->second);
   }
   const std::string question = std::to_string(h.questions++);
-  if (h.peers.at(0).socket) h.peers.at(0).socket.send(framed(Kind::ask, joined({question, key})));
-  h.changed.wait(lock, [&] { return !h.lost.empty() || h.answers.contains(question); });
-  const auto answer = h.answers.extract(question);
-  check(!answer.empty(), Code::device, "{}", h.lost);
-  return answer.mapped().empty() ? std::nullopt : std::optional(answer.mapped()[0]);
+  if (h.peers.at(0).socket) h.peers.at(0).socket.send(framed(Kind::get, joined({question, key})));
+  h.changed.wait(lock, [&] { return !h.lost.empty() || h.replies.contains(question); });
+  const auto reply = h.replies.extract(question);
+  check(!reply.empty(), Code::device, "{}", h.lost);
+  return reply.mapped().empty() ? std::nullopt : std::optional(reply.mapped()[0]);
 }
 
 void Rendezvous::leave(bool well) {

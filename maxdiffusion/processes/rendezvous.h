@@ -22,8 +22,8 @@ struct RendezvousOptions {
   std::string secret;  // shared by the job's processes; other connections are refused
   /// Interval of heartbeats; a process without one for `limit` is lost.
   std::chrono::milliseconds beat{500}, limit{6000};
-  std::chrono::milliseconds joining{60000};  // timeout of the rendezvous
-  std::chrono::milliseconds own_end{1000};   // time in which this process may exit on its own after another failed
+  std::chrono::milliseconds joining{60000};    // timeout of the rendezvous
+  std::chrono::milliseconds exit_grace{1000};  // time in which this process may exit on its own after another failed
   /// Called once, on a thread of the rendezvous, if a process is lost or failed: with its name and the reason.
   std::function<void(const std::string& why)> lost;
 };

@@ -1,4 +1,4 @@
-// Meetings and losses between meetings that are threads of one process.
+// Rendezvous of several processes, and lost processes; here each process is a thread.
 #include "maxdiffusion/processes/rendezvous.h"
 
 #include <gtest/gtest.h>
@@ -16,11 +16,11 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Meetings of one job, each joined.
+/// All members of one job's rendezvous, each joined.
 struct Job {
   std::vector<std::unique_ptr<Rendezvous>> meetings;
   std::mutex mutex;
-  std::map<int64_t, std::string> lost;  // by the rank that was told
+  std::map<int64_t, std::string> lost;  // by the rank that learned of it
 
   explicit Job(int64_t n, std::chrono::milliseconds limit = 6000ms) {
     for (int64_t r = 0; r < n; ++r)
@@ -29,7 +29,7 @@ struct Job {
                                                                         .secret = "of this test",
                                                                         .beat = 50ms,
                                                                         .limit = limit,
-                                                                        .own_end = 50ms,
+                                                                        .exit_grace = 50ms,
                                                                         .lost = [this, r](const std::string& why) {
                                                                           std::lock_guard lock(mutex);
                                                                           lost[r] = why;

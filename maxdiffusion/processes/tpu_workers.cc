@@ -54,11 +54,11 @@ Launch tpu_worker_of(const std::function<const char*(const char*)>& variable,
   constexpr int64_t kMost = 1 << 20;
   Launch launch;
   std::vector<std::string> hosts;
-  std::optional<std::string> id, more;
+  std::optional<std::string> id, environment;
   const char* listed = variable("TPU_WORKER_HOSTNAMES");
-  if (const char* own = variable("TPU_WORKER_ID"); own != nullptr && listed != nullptr) {
+  if (const char* worker_id = variable("TPU_WORKER_ID"); worker_id != nullptr && listed != nullptr) {
     launch.by = "TPU_WORKER_ID";
-    id = own;
+    id = worker_id;
     hosts = parts_of(listed, ',');
   } else {
     launch.by = "agent-worker-number";
@@ -71,11 +71,11 @@ Launch tpu_worker_of(const std::function<const char*(const char*)>& variable,
             "worker-network-endpoints has '{}'; expected three words between colons", endpoint);
       hosts.push_back(words[2]);
     }
-    more = metadata("tpu-env");
+    environment = metadata("tpu-env");
   }
   const auto of_slices = [&](const char* name) -> std::optional<std::string> {
     if (const char* text = variable(name); text != nullptr) return text;
-    return more ? line_value(*more, name) : std::nullopt;
+    return environment ? line_value(*environment, name) : std::nullopt;
   };
   launch.count = std::ssize(hosts);
   launch.rank = number(launch.by, *id, launch.count);
@@ -100,11 +100,11 @@ Launch tpu_worker_of_machine() {
 std::optional<std::string> google_metadata(const std::string& host, const std::string& attribute) {
   const std::vector<std::string> words = parts_of(host, ':');
   const std::string port = words.size() > 1 ? words[1] : "80";
-  addrinfo wanted{};
-  wanted.ai_family = AF_INET;
-  wanted.ai_socktype = SOCK_STREAM;
+  addrinfo hints{};
+  hints.ai_family = AF_INET;
+  hints.ai_socktype = SOCK_STREAM;
   addrinfo* found = nullptr;
-  if (::getaddrinfo(words[0].c_str(), port.c_str(), &wanted, &found) != 0) return {};
+  if (::getaddrinfo(words[0].c_str(), port.c_str(), &hints, &found) != 0) return {};
   const std::unique_ptr<addrinfo, void (*)(addrinfo*)> addresses(found, ::freeaddrinfo);
   const std::unique_ptr<const int, void (*)(const int*)> connection(
       new int(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)), [](const int* fd) {
@@ -112,7 +112,7 @@ std::optional<std::string> google_metadata(const std::string& host, const std::s
         delete fd;
       });
   const timeval second{1, 0};
-  ::setsockopt(*connection, SOL_SOCKET, SO_SNDTIMEO, &second, sizeof second);  // connect() waits as long, too
+  ::setsockopt(*connection, SOL_SOCKET, SO_SNDTIMEO, &second, sizeof second);  // also the timeout of connect()
   ::setsockopt(*connection, SOL_SOCKET, SO_RCVTIMEO, &second, sizeof second);
   if (::connect(*connection, found->ai_addr, found->ai_addrlen) != 0) return {};
   const std::string request = fmt::format(
@@ -120,14 +120,15 @@ std::optional<std::string> google_metadata(const std::string& host, const std::s
       attribute, words[0]);
   if (::send(*connection, request.data(), request.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(request.size()))
     return {};
-  std::string answer;
+  std::string response;
   std::array<char, 4096> part;
   ssize_t n = 0;
-  while (answer.size() < (1 << 20) && (n = ::recv(*connection, part.data(), part.size(), 0)) > 0)
-    answer.append(part.data(), static_cast<size_t>(n));
-  const size_t body = answer.find("\r\n\r\n");
-  if (n != 0 || !answer.starts_with("HTTP/1.") || answer.substr(8, 5) != " 200 " || body == answer.npos) return {};
-  return answer.substr(body + 4);
+  while (response.size() < (1 << 20) && (n = ::recv(*connection, part.data(), part.size(), 0)) > 0)
+    response.append(part.data(), static_cast<size_t>(n));
+  const size_t body = response.find("\r\n\r\n");
+  if (n != 0 || !response.starts_with("HTTP/1.") || response.substr(8, 5) != " 200 " || body == response.npos)
+    return {};
+  return response.substr(body + 4);
 }
 
 }  // namespace md

@@ -22,8 +22,8 @@ Launch tpu_worker_of(const std::function<const char*(const char*)>& variable,
 /// Reads the environment, then the metadata server (GCE_METADATA_HOST or metadata.google.internal; timeout 1 s).
 Launch tpu_worker_of_machine();
 
-/// An attribute of this machine by the metadata server at `host`, perhaps with ":port". None if it does not answer or
-/// lacks the attribute.
+/// An attribute of this machine from the metadata server at `host` ("host" or "host:port"). None if it does not answer
+/// or lacks the attribute.
 std::optional<std::string> google_metadata(const std::string& host, const std::string& attribute);
 
 }  // namespace md

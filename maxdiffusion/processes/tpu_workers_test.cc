@@ -1,4 +1,5 @@
-// Who a host of a slice is, by its environment and by a server of metadata; how hosts meet at a port that all know.
+// How a host of a slice finds its rank, from its environment or a metadata server; how hosts meet at a port known to
+// all.
 #include "maxdiffusion/processes/tpu_workers.h"
 
 #include <arpa/inet.h>
@@ -85,7 +86,7 @@ TEST(TpuWorkers, ThatContradictThemselvesAreRefused) {
             std::string::npos);
 }
 
-/// Listens at a port of this machine that is free.
+/// Listens on a free port of this machine.
 struct Listener {
   int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), port = 0;
   Listener() {
@@ -116,9 +117,9 @@ TEST(TpuWorkers, MetadataRequestsHaveGooglesHeader) {
       const bool known =
           request.starts_with("GET /computeMetadata/v1/instance/attributes/agent-worker-number HTTP/1.0\r\n") &&
           request.find("\r\nMetadata-Flavor: Google\r\n") != request.npos;
-      const std::string answer =
+      const std::string response =
           known ? "HTTP/1.1 200 OK\r\nContent-Type: application/text\r\n\r\n3" : "HTTP/1.1 404 Not Found\r\n\r\nno";
-      EXPECT_EQ(::send(connection, answer.data(), answer.size(), MSG_NOSIGNAL), std::ssize(answer));
+      EXPECT_EQ(::send(connection, response.data(), response.size(), MSG_NOSIGNAL), std::ssize(response));
       ::close(connection);
     }
   });
@@ -126,7 +127,7 @@ TEST(TpuWorkers, MetadataRequestsHaveGooglesHeader) {
   EXPECT_EQ(google_metadata(host, "agent-worker-number"), "3");
   EXPECT_EQ(google_metadata(host, "tpu-env"), std::nullopt);
   server.join();
-  EXPECT_EQ(google_metadata("127.0.0.1:1", "tpu-env"), std::nullopt);  // nobody listens
+  EXPECT_EQ(google_metadata("127.0.0.1:1", "tpu-env"), std::nullopt);  // no server listens
 }
 
 // S3-19
@@ -147,7 +148,7 @@ TEST(TpuWorkers, MeetAtAFixedPortInAnyOrder) {
     h->leave(true);
     return all;
   });
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // process 0 is the last
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // process 0 starts last
   const auto first = hub(0);
   first->join("");
   EXPECT_EQ(first->gather("meet", "a"), (std::vector<std::string>{"a", "b"}));

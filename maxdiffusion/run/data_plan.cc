@@ -5,6 +5,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/data/folders/dataset_file.h"
 #include "maxdiffusion/processes/processes.h"
 #include "maxdiffusion/storage/hub_cache.h"
 #include "maxdiffusion/storage/location.h"
@@ -12,19 +13,33 @@
 namespace md {
 namespace {
 
-/// Whether another key than dataset_name says where the records are.
+/// Whether a key other than dataset_name sets the location of the records.
 bool is_elsewhere(const DataSourceConfig& s) {
-  return !(s.hf_train_files + s.grain_train_files + s.train_data_dir + s.hf_data_dir).empty() ||
+  return !(s.dataset_config + s.hf_train_files + s.grain_train_files + s.train_data_dir + s.hf_data_dir).empty() ||
          s.dataset_type == "synthetic";
 }
 
-/// Checks a size of the model against the key that says what it should be.
-void compare_size(const char* key, const std::optional<int64_t>& given, int64_t size) {
-  check(!given || *given == size, Code::invalid_config, "{} is {}; expected {}, this model's", key, given.value_or(0),
-        size);
+/// Checks the model's size against the key that states it.
+void compare_size(const char* key, const std::optional<int64_t>& configured, int64_t size) {
+  check(!configured || *configured == size, Code::invalid_config, "{} is {}; expected {}, this model's", key,
+        configured.value_or(0), size);
 }
 
 }  // namespace
+
+FolderImages usual_folder(const ImageKeys& k) {
+  return {.size = {k.resolution, k.resolution},
+          .enable_bucket = k.enable_bucket,
+          .bucket_no_upscale = k.bucket_no_upscale,
+          .random_crop = k.random_crop,
+          .random_flip = k.random_flip,
+          .min_bucket_reso = k.min_bucket_reso,
+          .max_bucket_reso = k.max_bucket_reso,
+          .bucket_reso_steps = k.bucket_reso_steps,
+          .frames = k.frame_buckets,
+          .alpha_mask = k.alpha_mask,
+          .unmasked_weight = k.unmasked_weight};
+}
 
 SourcePlan plan_source(const DataKeys& keys, DataMode mode) {
   if (mode == DataMode::dreambooth)
@@ -32,6 +47,12 @@ SourcePlan plan_source(const DataKeys& keys, DataMode mode) {
   SourcePlan plan{.config = keys.source};
   DataSourceConfig& s = plan.config;
   s.resolution = keys.images.resolution;
+  if (!s.dataset_config.empty()) {
+    DatasetFile file = read_dataset_file(s.dataset_config, s.reg_data_dir, usual_folder(keys.images));
+    s.folders_name = std::move(file.name);
+    s.folders = std::move(file.folders);
+    plan.batch_sizes = std::move(file.batch_sizes);
+  }
   plan.emoji_move = s.dataset_name == "moving-emoji";
   if (is_elsewhere(s) || (s.dataset_name != "noto-emoji" && !plan.emoji_move)) return plan;
   const std::string& place = keys.batches.dataset_save_location;
@@ -39,7 +60,7 @@ SourcePlan plan_source(const DataKeys& keys, DataMode mode) {
   e.emoji.resolution = plan.emoji_move ? keys.sample.height.value_or(s.resolution) : s.resolution;
   e.num_frames = keys.sample.num_frames.value_or(17);
   e.fps = keys.sample.fps;
-  if (place.empty()) return plan;  // refused when the data is made
+  if (place.empty()) return plan;  // rejected when the data is rendered
   s.dataset_name = plan.emoji_move
                        ? fmt::format("{}/moving-emoji-{}-{}-{}", place, e.emoji.resolution, e.num_frames, e.fps)
                        : fmt::format("{}/noto-emoji-{}", place, s.resolution);
@@ -86,7 +107,77 @@ DataPlan plan_data(const DataKeys& keys, DataMode mode, const RunInfo& run, cons
     plan.source.config.array_columns = family.spec().records->columns(family.spec());
   else if (mode != DataMode::synthetic_latents)
     plan.images = plan_images(keys, family);
+  const double per_device = keys.batches.per_device_batch_size;
+  for (int64_t size : plan.source.batch_sizes)
+    if (static_cast<double>(size) != per_device)
+      log_warning("{}: batch_size={} is ignored: batches have the run's per_device_batch_size={}",
+                  plan.source.config.dataset_config, size, per_device);
+  if (const std::vector<DataFolder>& folders = plan.source.config.folders; !folders.empty())
+    plan.images = plan_folders(plan.images, folders, keys, &family);
   return plan;
+}
+
+namespace {
+
+/// The buckets of one folder's images or clips.
+AspectBuckets buckets_of(const FolderImages& f, const std::vector<int64_t>& frames, const Family* family) {
+  if (f.enable_bucket) {
+    check(!family || f.bucket_reso_steps % family->spec().size_multiple() == 0, Code::invalid_config,
+          "bucket_reso_steps is {}; expected a multiple of {}, the downscale of this autoencoder and UNet",
+          f.bucket_reso_steps, family ? family->spec().size_multiple() : 0);
+    return AspectBuckets({.min_bucket_reso = f.min_bucket_reso,
+                          .max_bucket_reso = f.max_bucket_reso,
+                          .bucket_reso_steps = f.bucket_reso_steps,
+                          .bucket_no_upscale = f.bucket_no_upscale,
+                          .frames = frames,
+                          .area = f.size.width * f.size.height});
+  }
+  std::vector<ImageSize> sizes;
+  for (int64_t n : frames) {
+    if (family) family->latent_dims({f.size.height, f.size.width, n});
+    sizes.push_back({f.size.height, f.size.width, n});
+  }
+  return AspectBuckets::of(sizes);
+}
+
+}  // namespace
+
+ImageConfig plan_folders(ImageConfig images, const std::vector<DataFolder>& folders, const DataKeys& keys,
+                         const Family* family) {
+  images.buckets.reset();
+  images.center_crop = images.random_crop = images.random_flip = false;
+  images.sizes = family && !family->spec().size_conditioning.empty();
+  std::vector<ImageConfig> all;
+  bool weighs = false;
+  for (const DataFolder& f : folders) {
+    check(!family || f.clips == family->spec().videos(), Code::invalid_config,
+          "{}: {}; expected {}, which this model generates", f.where, f.clips ? "videos" : "images",
+          f.clips ? "images" : "videos");
+    ImageConfig c = images;
+    c.resolution = std::max(f.images.size.width, f.images.size.height);
+    c.random_crop = f.images.random_crop, c.random_flip = f.images.random_flip;
+    c.mask = !f.masks.empty() ? MaskFrom::record : f.images.alpha_mask ? MaskFrom::alpha : MaskFrom::none;
+    c.unmasked_weight = f.images.unmasked_weight;
+    c.loss_weight = f.loss_weight * (f.regularization ? keys.dreambooth.prior_loss_weight : 1);
+    c.least_area = f.images.least_area, c.least_side = f.images.least_side;
+    c.least_aspect = f.images.least_aspect, c.greatest_aspect = f.images.greatest_aspect;
+    c.captions = f.captions;
+    std::vector<int64_t> frames = f.images.frames;
+    if (frames.empty() || !f.clips) frames = {images.clip ? images.clip->frames : 1};
+    try {
+      c.buckets = buckets_of(f.images, frames, family);
+    } catch (Error& e) {
+      throw e.note("in " + f.where);
+    }
+    weighs |= c.mask != MaskFrom::none || c.loss_weight != 1;
+    images.random_crop |= c.random_crop, images.random_flip |= c.random_flip;
+    all.push_back(std::move(c));
+  }
+  images.mask = weighs ? MaskFrom::whole : MaskFrom::none;
+  for (ImageConfig& c : all)
+    if (weighs && c.mask == MaskFrom::none) c.mask = MaskFrom::whole;
+  images.folders = std::move(all);
+  return images;
 }
 
 ImageConfig plan_images(const DataKeys& keys, const Family& family) {
@@ -99,7 +190,9 @@ ImageConfig plan_images(const DataKeys& keys, const Family& family) {
                         : keys.denoise.masked_loss ? MaskFrom::record
                                                    : MaskFrom::none,
                 .mask_downscale = family.spec().autoencoder->downscale,
-                .sizes = !family.spec().size_conditioning.empty() && (k.enable_bucket || k.original_size_conditioning)};
+                .sizes = !family.spec().size_conditioning.empty() && (k.enable_bucket || k.original_size_conditioning),
+                .references = std::ssize(keys.source.reference_columns()),
+                .unmasked_weight = k.unmasked_weight};
   std::set<int64_t> frames = {1};
   if (family.spec().videos()) {
     const MediaSize size = training_size(keys.sample, keys.images.resolution, family);
@@ -126,7 +219,7 @@ ImageConfig plan_images(const DataKeys& keys, const Family& family) {
   check(k.bucket_reso_steps % family.spec().size_multiple() == 0, Code::invalid_config,
         "bucket_reso_steps is {}; expected a multiple of {}, the downscale of this autoencoder and UNet",
         k.bucket_reso_steps, family.spec().size_multiple());
-  if (k.bucket_no_upscale) log_info_once("min_bucket_reso, max_bucket_reso ignored: bucket_no_upscale=true");
+  if (k.bucket_no_upscale) log_info_once("min_bucket_reso, max_bucket_reso are ignored: bucket_no_upscale=true");
   try {
     p.buckets.emplace(AspectBucketConfig{k.resolution,
                                          k.min_bucket_reso,
@@ -162,14 +255,19 @@ void plan_synthetic(const DataKeys& keys, const RunInfo& run, DenoiseTask& task,
   source.synthetic_seed = run.seed;
   source.synthetic_arrays["latents"] = {DType::f32, latent};
   std::optional<int64_t> length;
+  const std::vector<MediaSize> references(static_cast<size_t>(task.references), task.size);
   for (Field f : task.family->spec().conditioning) {
     if (f.shape.rank() == 2 && !length) {
       length = f.shape.dims[0] = k.synthetic_override_max_sequence_length.value_or(f.shape.dims[0]);
       compare_size("synthetic_override_text_embed_dim", k.synthetic_override_text_embed_dim, f.shape.dims[1]);
+      *length += FamilySpec::rows_of_images(task.family->seen(references).tokens);
+      f.shape.dims[0] = *length;
       task.text = embeddings_input(*length);
     }
     source.synthetic_arrays[f.name] = f.shape;
   }
+  for (size_t i = 0; i < references.size(); ++i)
+    source.synthetic_arrays[ReferenceImages::field(i)] = {DType::f32, latent};
   if (task.images)
     for (const Field& f : task.family->image_conditioning()->fields(task.size))
       source.synthetic_arrays[f.name] = f.shape;

@@ -1,4 +1,4 @@
-// Where a run's samples come from and how they are prepared, before any of them is read.
+// Source and preparation of a run's samples, decided before any is read.
 #pragma once
 
 #include <optional>
@@ -13,15 +13,18 @@
 
 namespace md {
 
-/// A source of records, and how it comes to be there.
+/// A source of records, and what must be done before it can be opened.
 struct SourcePlan {
-  DataSourceConfig config;                 // its dataset_name may be a name of the hub
-  std::optional<MovingEmojiConfig> emoji;  // are made in the folder dataset_name
-  bool emoji_move = false;                 // clips, not images
+  DataSourceConfig config;                 // dataset_name may be a name of the hub
+  std::optional<MovingEmojiConfig> emoji;  // if set, emoji are rendered into the folder dataset_name
+  bool emoji_move = false;                 // render clips, not images
+  std::vector<int64_t> batch_sizes = {};   // set in a dataset file
 };
-/// Throws invalid_config.
+/// Defaults from the keys for folders whose file does not set them.
+FolderImages usual_folder(const ImageKeys& keys);
+/// Reads dataset_config. Throws invalid_config; io if it cannot be read.
 SourcePlan plan_source(const DataKeys& keys, DataMode mode);
-/// Makes the emoji that are not there yet; finds names of the hub in its cache. Called by all processes. Throws io.
+/// Renders missing emoji; resolves names of the hub to cached folders. Called by all processes. Throws io.
 DataSourceConfig prepare_source(const SourcePlan& plan);
 
 struct DreamboothPlan {
@@ -30,25 +33,29 @@ struct DreamboothPlan {
 
 struct DataPlan {
   DataMode mode = DataMode::cached_latents;
-  SourcePlan source;   // of DreamBooth that of the subject; of recorded batches none
-  ImageConfig images;  // of modes that read images
+  SourcePlan source;   // DreamBooth: that of the subject; recorded batches: unused
+  ImageConfig images;  // for modes that read images
   std::string replay;  // file of recorded batches
   std::optional<DreamboothPlan> dreambooth;
-  std::string cache_dir;  // of what is encoded once; may be in a bucket
+  std::string cache_dir;  // cache of encoded samples; may be in a bucket
   bool shuffle = true;
-  int workers = 0;  // threads that read and decode; 0: the cores
+  int workers = 0;  // threads that read and decode; 0: one for each core
 
-  /// Whether records are images with captions that are stored somewhere.
+  /// Whether records are stored images with captions.
   bool reads_images() const {
     return (mode == DataMode::images || mode == DataMode::cached_latents || mode == DataMode::dreambooth) &&
            source.config.dataset_type != "synthetic";
   }
 };
-/// Pure. Throws invalid_config, as for sizes that the family's models cannot take.
+/// Pure. Throws invalid_config, for example for sizes that the family's models do not support.
 DataPlan plan_data(const DataKeys& keys, DataMode mode, const RunInfo& run, const Family& family);
-/// How images or clips are prepared. Throws likewise.
+/// How images or clips are prepared. Throws as plan_data.
 ImageConfig plan_images(const DataKeys& keys, const Family& family);
-/// Of random latents and embeddings: their shapes in `source`, and what `task` reads. Throws likewise.
+/// The config of each folder's images; `images` has the config that all share. `family`: null if no model is known;
+/// then no size is rejected. Throws as plan_data.
+ImageConfig plan_folders(ImageConfig images, const std::vector<DataFolder>& folders, const DataKeys& keys,
+                         const Family* family);
+/// Plans random latents and embeddings: their shapes in `source`, and the inputs of `task`. Throws as plan_data.
 void plan_synthetic(const DataKeys& keys, const RunInfo& run, DenoiseTask& task, DataSourceConfig& source);
 
 }  // namespace md

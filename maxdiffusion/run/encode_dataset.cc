@@ -17,23 +17,26 @@ namespace {
 
 constexpr const char* kMirrored = "mirrored.";
 
-/// What the prepared arrays depend on beside the records.
+/// Values that the prepared arrays depend on besides the records.
 std::string options_key(const ImageConfig& c) {
   std::string key =
       fmt::format("resolution {} crop {} flip {} mask {} {} sizes {}", c.resolution, c.center_crop, c.random_flip,
                   static_cast<int>(c.mask), c.mask == MaskFrom::none ? 0 : c.mask_downscale, c.sizes);
   if (c.clip) key += fmt::format(" fps {}", c.clip->fps);
+  if (c.unmasked_weight != 0 || c.loss_weight != 1)
+    key += fmt::format(" weights {} {}", c.unmasked_weight, c.loss_weight);
+  for (const ImageConfig& folder : c.folders) key += "\n" + options_key(folder);
   return key;
 }
 
-/// What the encoded arrays depend on beside the images and captions: the weights, configs and tokenizers that make
-/// them.
+/// Values that the encoded arrays depend on besides images and captions: weights, configs and tokenizers of the
+/// encoders.
 std::string models_key(ModelComponents& models) {
   std::string key = "v3";
   EncoderKeys types = models.options().keys;
-  types.visit([&key](const char* name, const auto& value, const char*) {
-    if constexpr (std::is_same_v<decltype(value), const std::string&>)  // where weights lie changes nothing
-      if (value != "float32") key += fmt::format(" {} {}", name, value);
+  types.visit([&key](const char* name, const auto& value, const auto&...) {
+    if constexpr (std::is_same_v<decltype(value), const std::string&>)  // the location of weights does not matter
+      if (!value.empty() && value != "float32") key += fmt::format(" {} {}", name, value);
   });
   const std::vector<std::string> denoisers = models.family()->spec().denoisers;
   for (const auto& files : {models.folder().files(), models.folder().tokenizer_files()})
@@ -48,8 +51,10 @@ std::string models_key(ModelComponents& models) {
   for (const auto& [component, weights] : models.text_encoder().weights())
     for (const auto& [name, a] : weights) add(component + "/" + name, a);
   const Family& family = *models.family();
+  for (const MediaSize& size : family.seen({{1024, 1024}}).sizes)
+    key += fmt::format("\nseen {}x{}", size.height, size.width);
   if (family.required_images() == 0) return key;
-  // Models of one autoencoder may want other images.
+  // Models with the same autoencoder may need other conditioning images.
   const ImageConditioning& images = *family.image_conditioning();
   key += fmt::format("\nimages {}", images.min_images);
   const EncoderOptions& o = models.options();
@@ -60,7 +65,7 @@ std::string models_key(ModelComponents& models) {
   return key;
 }
 
-/// Images of a part: as many as fit into some memory, of which two parts are there at a time.
+/// Number of images per part: as many as fit in a fixed amount of memory; two parts are in memory at a time.
 int64_t images_together(const std::vector<ImageSize>& sizes) {
   constexpr int64_t kBytes = int64_t{256} << 20, kLeast = 4, kMost = 512;
   int64_t largest = 1;
@@ -76,7 +81,7 @@ std::string text_of(const std::vector<int64_t>& records) {
   return content_hash({reinterpret_cast<const char*>(records.data()), records.size() * sizeof(int64_t)});
 }
 
-/// Of each clip the frames that the model is given as images.
+/// The frames of each clip that the model gets as images.
 std::vector<std::vector<HostArray>> known_frames(const HostArray& pixels, int64_t count) {
   std::vector<std::vector<HostArray>> out;
   for (int64_t i = 0; i < pixels.dims()[0]; ++i) {
@@ -84,6 +89,14 @@ std::vector<std::vector<HostArray>> known_frames(const HostArray& pixels, int64_
     out.push_back({row_of(clip, 0)});
     if (count == 2) out.back().push_back(row_of(clip, clip.dims()[0] - 1));
   }
+  return out;
+}
+
+/// The reference images of each image.
+std::vector<std::vector<HostArray>> references_of(const std::vector<HostArray>& places, int64_t images) {
+  std::vector<std::vector<HostArray>> out(places.empty() ? 0 : static_cast<size_t>(images));
+  for (size_t k = 0; k < out.size(); ++k)
+    for (const HostArray& place : places) out[k].push_back(row_of(place, static_cast<int64_t>(k)));
   return out;
 }
 
@@ -129,7 +142,7 @@ CachedImages cache_here(const ImagesInBuckets& images, const ImageConfig& config
   const auto load = [&](size_t i) {
     const auto& [b, part] = missing[i];
     return load_images(*images.source, part_of(images.records[b], part), config,
-                       config.buckets ? &images.sizes[b] : nullptr);
+                       config.several_sizes() ? &images.sizes[b] : nullptr);
   };
   ProgressBar bar(cache.title, total, done, true);
   const Encoded encoded = [&](int64_t n) { bar.update(done + n, ""); };
@@ -192,10 +205,19 @@ CachedImages encode_dataset(ModelComponents& models, const std::string& cache_di
                           scope_options(models.options().layers), models.options().compile, models.encoder_batch());
     std::vector<std::string> captions = loaded.captions;
     if (caption) std::ranges::fill(captions, *caption);
-    HostArrays out =
-        text == CachedText::tokens ? models.family()->tokenize(captions) : models.text_encoder().encode(captions);
+    HostArrays out;
     int64_t passes = 0;
-    auto add = [&](const std::string& prefix, const HostArray& pixels, const HostArray& mask, const HostArray& sizes) {
+    auto add = [&](const std::string& prefix, const HostArray& pixels, const HostArray& mask, const HostArray& sizes,
+                   const std::vector<HostArray>& references) {
+      const std::vector<std::vector<HostArray>> images = references_of(references, pixels.dims()[0]);
+      const bool seen = !images.empty() && models.family()->seen(ReferenceImages::sizes_of(images[0])).tokens > 0;
+      if (text != CachedText::none && (prefix.empty() || seen))
+        for (const auto& [name, a] : text == CachedText::tokens
+                                         ? models.family()->tokenize(captions)
+                                         : models.text_encoder().encode(captions, {}, 0, 0, images))
+          out[prefix + name] = a;
+      for (size_t i = 0; i < references.size(); ++i)
+        out[prefix + ReferenceImages::field(i)] = models.media_autoencoder().latents(references[i]);
       const int64_t before = passes++ * pixels.dims()[0], times = config.random_flip ? 2 : 1;
       out[prefix + "moments"] =
           models.media_autoencoder().encode(pixels, [&](int64_t n) { encoded((before + n) / times); });
@@ -206,12 +228,21 @@ CachedImages encode_dataset(ModelComponents& models, const std::string& cache_di
       for (const auto& [name, a] : conditioner->encode(known_frames(pixels, known), {d[2], d[3], d[1]}))
         out[prefix + name] = a;
     };
-    add("", loaded.pixels, loaded.mask, loaded.time_ids);
-    if (config.random_flip) add(kMirrored, mirrored(loaded.pixels), loaded.mirrored_mask, loaded.mirrored_time_ids);
+    if (!config.folders.empty()) {
+      HostArray numbers(Shape{DType::s32, {std::ssize(loaded.numbers)}});
+      std::ranges::copy(loaded.numbers, numbers.mutable_view<int32_t>().begin());
+      out[kRecordField] = std::move(numbers);
+    }
+    add("", loaded.pixels, loaded.mask, loaded.time_ids, loaded.references);
+    if (!config.random_flip) return out;
+    std::vector<HostArray> references;
+    for (const HostArray& place : loaded.references) references.push_back(mirrored(place));
+    add(kMirrored, mirrored(loaded.pixels), loaded.mirrored_mask, loaded.mirrored_time_ids, references);
     return out;
   };
   std::string key = models_key(models);
   if (text == CachedText::tokens) key += "\ntokens";
+  if (text == CachedText::none) key += "\nno text";
   if (caption) key += "\ncaption " + *caption;
   return cache_images(images, config, {cache_dir, key, "latents and text embeddings", images_together(images.sizes)},
                       encode);

@@ -1,6 +1,5 @@
-// What the models around the trained one make of images and captions, and its cache on disk. Neither making nor reading
-// it holds the data set: a part is decoded while the one before it is encoded, and samples are read through memory
-// maps.
+// Encoded images and captions of a dataset (latents, embeddings), and their cache on disk. The dataset is never in
+// memory as a whole: one part is decoded while the previous one is encoded, and samples are read through memory maps.
 #pragma once
 
 #include <functional>
@@ -24,12 +23,12 @@ using EncodeImages = std::function<HostArrays(const LoadedImages&, const Encoded
 struct CacheConfig {
   std::string folder, key;  // see ArrayCache
   std::string title;        // of the progress bar
-  int64_t together = 512;   // images of a part
+  int64_t together = 512;   // images per part
 };
-/// What `encode` makes of the images of each bucket, kept on disk; what is there is not made again. Images that cannot
-/// be used are named, skipped and counted. Throws io where none is left.
+/// Results of `encode` for the images of each bucket, cached on disk; cached results are not computed again. Images
+/// that cannot be used are skipped and counted, with a warning. Throws io if no image remains.
 struct CachedImages {
-  std::vector<ImageSize> sizes;  // of the buckets that hold images
+  std::vector<ImageSize> sizes;  // of the buckets that have images
   std::vector<std::shared_ptr<const ArrayCache>> buckets;
   int64_t skipped = 0;
 
@@ -37,19 +36,20 @@ struct CachedImages {
 };
 CachedImages cache_images(const ImagesInBuckets& images, const ImageConfig& config, const CacheConfig& cache,
                           const EncodeImages& encode);
-/// The samples of one bucket. With random_flip the random bits of each read decide whether it is mirrored, as
-/// image_batches does.
+/// The samples of one bucket. With random_flip a sample is mirrored according to its random bits, as in image_batches.
 std::shared_ptr<const Examples> cached_examples(std::shared_ptr<const ArrayCache> cache, const ImageConfig& config);
 
-/// What of captions is kept: what the text encoders make of them, or, where these are trained, token ids.
-enum class CachedText { embeddings, tokens };
-/// moments (unscaled) and `text` of every image, its mask and sizes as configured, and conditioning from first
-/// and last frames (Family::image_fields). `cache_dir`: may be in a bucket. `caption`: in place of each image's own,
-/// unless null.
+/// What is cached of captions: embeddings, or token ids if text encoders are trained.
+enum class CachedText { embeddings, tokens, none };
+/// The number of each sample's record, s32 [], in a data set of several folders.
+inline constexpr const char* kRecordField = "record";
+/// Caches moments (unscaled) and `text` of every image, its mask and sizes if configured, and conditioning from first
+/// and last frames (ImageConditioning::fields). `cache_dir`: may be in a bucket. `caption`: replaces every image's
+/// caption, unless null.
 CachedImages encode_dataset(ModelComponents& models, const std::string& cache_dir,
                             const std::shared_ptr<const RecordSource>& source, const ImageConfig& config,
                             CachedText text = CachedText::embeddings, const std::string* caption = nullptr);
-/// The prepared pixels alone, to train an autoencoder on.
+/// Caches prepared pixels only, for training an autoencoder.
 CachedImages cache_pixels(const std::string& cache_dir, const std::shared_ptr<const RecordSource>& source,
                           const ImageConfig& config);
 

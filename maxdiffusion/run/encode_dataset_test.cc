@@ -28,7 +28,7 @@ namespace fs = std::filesystem;
 std::shared_ptr<const RecordSource> synthetic(int64_t samples) {
   return open_source({.dataset_type = "synthetic", .synthetic_num_samples = samples, .resolution = 8});
 }
-/// What an encoder might make: `floats` numbers of each image, which begin with those of its pixels' bytes.
+/// A fake encoder: `floats` values for each image, which start with its pixels.
 HostArrays made(const LoadedImages& loaded, int64_t floats = 16) {
   const int64_t n = loaded.pixels.dims()[0];
   auto of = [&](const HostArray& pixels) {
@@ -73,7 +73,7 @@ TEST(CacheImages, ResumesWhereItWasKilledAndEncodesNothingTwice) {
   seen = 0;
   EXPECT_EQ(cached(t / "cache", synthetic(25), 5, counting).size(), 25);
   EXPECT_EQ(seen, 0);
-  seen = -1000;  // what other models make is another cache
+  seen = -1000;  // other models use another cache
   EXPECT_EQ(cached(t / "cache", synthetic(25), 5, counting, {.resolution = 8}, "other").size(), 25);
   EXPECT_EQ(seen, -975);
   const HostArrays all = made(load_images(synthetic(25), {.resolution = 8}));
@@ -94,12 +94,12 @@ TEST(CacheImages, NamesSkipsAndCountsWhatDoesNotDecodeEveryTime) {
     testing::internal::CaptureStderr();
     const CachedImages all =
         cached(t / "cache", open_source({.train_data_dir = t / "pictures"}), 2, [](const auto& l) { return made(l); });
-    const std::string said = testing::internal::GetCapturedStderr();
+    const std::string log = testing::internal::GetCapturedStderr();
     EXPECT_EQ(all.size(), 4);
     EXPECT_EQ(all.skipped, 1);
     EXPECT_EQ(all.buckets[0]->read(2).at("moments").view<float>()[0], 120);
-    EXPECT_NE(said.find("skipped " + (t / "pictures/2.png")), std::string::npos) << said;
-    EXPECT_NE(said.find("1 of 5 images cannot be decoded and are skipped"), std::string::npos) << said;
+    EXPECT_NE(log.find("skipped " + (t / "pictures/2.png")), std::string::npos) << log;
+    EXPECT_NE(log.find("1 of 5 images cannot be decoded and are skipped"), std::string::npos) << log;
   }
   for (int i = 0; i < 5; ++i) write_file_atomic(t / fmt::format("pictures/{}.png", i), "no image");
   try {
@@ -120,7 +120,7 @@ TEST(CachedSamples, AreMirroredByTheirOwnBitsAndAnEpochHasEveryoneOnce) {
   const auto samples = cached_examples(all.buckets[0], config);
   auto batches = example_batches(samples, 8, 3);
   EXPECT_EQ(batches->size(), 40);
-  // The same images, mirrored or not, as those that are read while training.
+  // The same images, mirrored or not, as when they are read while training.
   auto read = image_batches(synthetic(40), config, {.stream = {.seed = 3}, .batch = 8}, nullptr);
   std::vector<HostArray> seen;
   int64_t mirrored_ones = 0;
@@ -135,7 +135,7 @@ TEST(CachedSamples, AreMirroredByTheirOwnBitsAndAnEpochHasEveryoneOnce) {
   }
   EXPECT_GT(mirrored_ones, 20);
   EXPECT_LT(mirrored_ones, 60);
-  // Continued from the middle, the same again.
+  // Resumed in the middle, the same batches follow.
   auto again = example_batches(samples, 8, 3);
   again->seek({.epoch = 0, .index = 24});
   for (size_t step = 3; step < 10; ++step) EXPECT_TRUE(same(again->next().at("moments"), seen[step])) << step;
@@ -155,14 +155,14 @@ int64_t data_bytes() {
 
 // S0-93
 TEST(CacheImages, ACacheLargerThanTheMemoryIsMadeAndTrainedFrom) {
-  constexpr int64_t kSamples = 64, kFloats = 1 << 18;  // 2 MiB each, mirrored included: 128 MiB
+  constexpr int64_t kSamples = 64, kFloats = 1 << 18;  // 2 MiB each, with the mirrored one: 128 MiB
   const TemporaryFolder t;
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    ::mallopt(M_MMAP_THRESHOLD, 1 << 16);  // what is freed goes back at once
+    ::mallopt(M_MMAP_THRESHOLD, 1 << 16);  // freed memory is returned at once
     ::mallopt(M_ARENA_MAX, 1);
-    // 32 MiB for parts of 8 MiB while they are made, and batches of 2, beside the stacks of the threads.
+    // 32 MiB for parts of 8 MiB during encoding and for batches of 2, plus the threads' stacks.
     const int64_t stacks = 9 * (int64_t{sysconf(_SC_NPROCESSORS_ONLN)} + 2) << 20;
     const rlimit limit{static_cast<rlim_t>(data_bytes() + stacks + (32 << 20)), RLIM_INFINITY};
     ::setrlimit(RLIMIT_DATA, &limit);

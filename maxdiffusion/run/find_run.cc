@@ -22,7 +22,7 @@ namespace fs = std::filesystem;
 
 constexpr const char *kConfig = "config.yml", *kCheckpoints = "checkpoints";
 
-/// A place where a run may be.
+/// A location where a run may be.
 struct Place {
   std::string folder, checkpoints;
 };
@@ -32,12 +32,12 @@ bool is_same_place(const std::string& a, const std::string& b) {
   return fs::weakly_canonical(fs::absolute(a)) == fs::weakly_canonical(fs::absolute(b));
 }
 
-/// Whether the config is the one that the run has saved.
+/// Whether the config is the one that a run has saved.
 bool is_of_run(const RunSearch& s) {
   return fs::path(s.file).filename() == kConfig && !s.run_name.empty() && !s.on_command_line.contains("run_name");
 }
 
-/// Folders of runs: beside the config, of the command line, of the file.
+/// Folders that may contain the run: next to the config, output_dir of the command line, output_dir of the file.
 std::vector<std::string> homes(const RunSearch& s) {
   std::vector<std::string> all;
   if (is_of_run(s)) all.push_back(fs::absolute(s.file).parent_path().parent_path());
@@ -52,13 +52,13 @@ std::string place_of(const RunSearch& s) {
   return below(s.output_dir, s.run_name);
 }
 
-/// Where the run of a config may be, in the order in which it is looked for.
+/// Possible locations of a config's run, in search order.
 std::vector<Place> places(const RunSearch& s) {
   if (!s.checkpoint_dir.empty()) {
     const std::string folder = s.run_name.empty() ? "" : place_of(s);
-    const bool there = !folder.empty() &&
-                       (is_remote(folder) ? find_file(below(folder, kConfig)).has_value() : fs::is_directory(folder));
-    return {{there ? folder : "", s.checkpoint_dir}};
+    const bool has_checkpoint = !folder.empty() && (is_remote(folder) ? find_file(below(folder, kConfig)).has_value()
+                                                                      : fs::is_directory(folder));
+    return {{has_checkpoint ? folder : "", s.checkpoint_dir}};
   }
   std::vector<std::string> folders;
   if (is_of_run(s)) folders.push_back(fs::path(s.file).parent_path());
@@ -74,7 +74,7 @@ std::vector<Place> places(const RunSearch& s) {
   return all;
 }
 
-/// Names of the runs in a folder of this machine that have checkpoints.
+/// Names of the runs with checkpoints in a local folder.
 std::vector<std::string> runs_in(const std::string& home) {
   std::vector<std::string> names;
   std::error_code ec;
@@ -145,7 +145,7 @@ ModelToSample model_to_sample(const RunSearch& s) {
                                      {"single_file_config", &m.single_file_config},
                                      {"variant", &m.variant}})
       if (!s.on_command_line.contains(key)) place->clear();
-    // The command line's output_dir says where images go, unless it says where the run is.
+    // The command line's output_dir is the images' folder, unless it is the run's parent folder.
     const bool is_home = !p.folder.empty() && !s.run_name.empty() && is_same_place(p.folder, place_of(s));
     if (p.folder.empty() || (s.on_command_line.contains("output_dir") && !is_home)) out.folder = s.output_dir;
     return out;

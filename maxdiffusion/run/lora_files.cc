@@ -14,6 +14,9 @@ void write_lora_layout(const std::string& path, const LoraFile& lora, const Mode
   if (layout == "diffusers") {
     const TemporaryFolder t;
     const std::string written = write_peft_lora(t.path(), lora, names);
+    check(!written.empty(), Code::invalid_config,
+          "layout is diffusers and '{}' holds {}; expected kohya or comfyui: diffusers reads lora, dora and lokr",
+          lora.name, summary(lora));
     std::filesystem::copy_file(written, path);
   } else if (layout == "comfyui" || (layout.empty() && family.spec().lora.original_names)) {
     write_comfyui_lora(path, lora, names);

@@ -1,4 +1,4 @@
-// LoRA files as training and tools write them.
+// Writing of LoRA files, for training and tools.
 #pragma once
 
 #include <map>
@@ -9,9 +9,9 @@
 
 namespace md {
 
-/// Writes one file in a layout: kohya, comfyui, diffusers, or where it is empty the one of these that other programs of
-/// the family read. `metadata`: for kohya's layout, in addition to what its matrices and the family say. Throws
-/// invalid_config for another.
+/// Writes one file in a layout: kohya, comfyui or diffusers; empty: the layout that other programs for this family
+/// read. `metadata`: added to kohya's metadata of the matrices and the family. Throws invalid_config for an unknown
+/// layout.
 void write_lora_layout(const std::string& path, const LoraFile& lora, const ModelFolder& folder, const Family& family,
                        const std::string& layout, const std::map<std::string, std::string>& metadata);
 

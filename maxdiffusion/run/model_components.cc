@@ -8,7 +8,6 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
-#include "maxdiffusion/optim/low_precision.h"
 #include "maxdiffusion/runtime/memory.h"
 
 namespace md {
@@ -19,11 +18,11 @@ ModelComponents::ModelComponents(const ModelRequest& model, const DeviceRequest&
       scheduler_(model.scheduler),
       model_(open_model(model.keys.pretrained_model_name_or_path, model.keys, model.purpose, model.seed)),
       devices_(open_devices(devices, model_.family->spec().axis_rules)),
-      own_devices_(devices_.own()) {
+      local_devices_(devices_.local_devices()) {
   check_repeated_keys(model_.family->spec().reference, model.norm_num_groups);
   model_.weights.set_slices([this](const Param& p) {
     const bool trained = std::ranges::count(model_.family->spec().denoisers, p.model) > 0;
-    return local_slices(trained ? devices_ : own_devices_, p.axes, p.shape.dims);
+    return local_slices(trained ? devices_ : local_devices_, p.axes, p.shape.dims);
   });
 }
 
@@ -37,11 +36,11 @@ ScopeOptions ModelComponents::denoiser_options() const {
 }
 
 int64_t ModelComponents::encoder_batch() const {
-  // Media of one program: so many pixels at most on each device, of videos in a chunk.
+  // Media per program: limited by pixels per device; for videos, those of a chunk.
   constexpr int64_t kPixels = int64_t{1} << 23, kMost = 32;
-  const int64_t given = options_.keys.encoder_batch_size, devices = own_devices_.mesh().devices();
-  check(given >= 0, Code::invalid_config, "encoder_batch_size is {}; expected 0 or more", given);
-  if (given > 0) return given * devices;
+  const int64_t configured = options_.keys.encoder_batch_size, devices = local_devices_.mesh().devices();
+  check(configured >= 0, Code::invalid_config, "encoder_batch_size is {}; expected 0 or more", configured);
+  if (configured > 0) return configured * devices;
   const MediaSize size = training_size(options_.sizes, options_.resolution, *model_.family);
   const MediaChunks chunks = options_.chunks.chunks(*model_.family->spec().autoencoder);
   const int64_t frames =
@@ -52,8 +51,8 @@ int64_t ModelComponents::encoder_batch() const {
 }
 
 int64_t ModelComponents::text_batch() const {
-  constexpr int64_t kTokens = 4096;  // on each device: an encoder of 64 heads then takes some 500 MB for its attention
-  const int64_t devices = own_devices_.mesh().devices();
+  constexpr int64_t kTokens = 4096;  // per device: attention of an encoder with 64 heads then needs about 500 MB
+  const int64_t devices = local_devices_.mesh().devices();
   if (options_.keys.encoder_batch_size > 0) return encoder_batch();
   int64_t longest = 1;
   for (const Field& f : model_.family->spec().text_fields()) longest = std::max(longest, f.shape.elements());
@@ -61,22 +60,25 @@ int64_t ModelComponents::text_batch() const {
 }
 
 int64_t ModelComponents::encoder_bytes() const {
-  constexpr int64_t kLeast = 1'500'000'000;
   if (options_.keys.encoder_batch_size > 0) return std::numeric_limits<int64_t>::max();
-  int64_t held = 0;
+  int64_t weight_bytes = 0;
   const ParamTable params = model_.folder.params(model_.family->spec().denoisers, scope_options(options_.layers));
   for (const Param& p : params.params()) {
-    int64_t of_element = static_cast<int64_t>(size_of(p.shape.dtype));
-    if (!options_.trains_lora)
-      of_element += 8 + (is_low_precision(p.shape.dtype) ? 4 : 0) + (options_.averages ? 4 : 0);
-    for (const Slice& slice : local_slices(devices_, p.axes, p.shape.dims)) held += slice.elements() * of_element;
+    const int64_t of_element = static_cast<int64_t>(size_of(p.shape.dtype)) + options_.state_bytes_per_weight;
+    for (const Slice& slice : local_slices(devices_, p.axes, p.shape.dims))
+      weight_bytes += slice.elements() * of_element;
   }
-  return std::max(kLeast, held / std::ssize(devices_.local()) / 4);
+  return encoder_bytes(weight_bytes / std::ssize(devices_.local()));
+}
+
+int64_t ModelComponents::encoder_bytes(int64_t state_bytes) {
+  constexpr int64_t kLeast = 1'500'000'000;
+  return std::max(kLeast, state_bytes / 4);
 }
 
 TextEncoder& ModelComponents::text_encoder() {
   if (!text_encoder_)
-    text_encoder_ = std::make_unique<TextEncoder>(own_devices_, model_.family, text_batch(), weights_of(),
+    text_encoder_ = std::make_unique<TextEncoder>(local_devices_, model_.family, text_batch(), weights_of(),
                                                   scope_options(options_.layers), options_.compile, options_.keys);
   return *text_encoder_;
 }
@@ -100,7 +102,7 @@ void ModelComponents::free_autoencoder() {
 MediaAutoencoder& ModelComponents::media_autoencoder() {
   if (!media_autoencoder_)
     media_autoencoder_ = std::make_unique<MediaAutoencoder>(
-        own_devices_, model_.family->spec().autoencoder, autoencoder_values(), encoder_batch(),
+        local_devices_, model_.family->spec().autoencoder, autoencoder_values(), encoder_batch(),
         scope_options(options_.layers), options_.compile, options_.keys,
         options_.chunks.chunks(*model_.family->spec().autoencoder), encoder_bytes());
   return *media_autoencoder_;

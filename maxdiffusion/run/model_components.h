@@ -1,6 +1,5 @@
-// A run's devices and models, opened: every stage of training, sampling and writing data takes its programs and weights
-// from here. The models around the trained one (which encode its data, decode its samples and complete its checkpoints)
-// are loaded when first needed.
+// A run's devices and models. All stages of training, sampling and data preparation get programs and weights from here.
+// Frozen models (which encode data, decode samples and complete checkpoints) are loaded when first needed.
 #pragma once
 
 #include <memory>
@@ -30,12 +29,12 @@ class ModelComponents {
   const ModelFolder& folder() const { return model_.folder; }
   const std::shared_ptr<const Family>& family() const { return model_.family; }
   const Devices& devices() const { return devices_; }
-  /// What models around the trained one run on: this process's, which it may use alone.
-  const Devices& own_devices() const { return own_devices_; }
+  /// Devices of the frozen models: those of this process, which it uses independently of other processes.
+  const Devices& local_devices() const { return local_devices_; }
   DeviceCounts device_counts() const { return {devices_.count(), devices_.replicas()}; }
-  /// As ModelWeights::open. Of the autoencoder, the table may hold only some parameters, such as the encoder's.
+  /// As ModelWeights::open. For the autoencoder, the table may hold only some parameters, such as the encoder's.
   std::function<NamedShards()> open_weights(const ParamTable& params, const std::string& component);
-  /// Random values, whatever else there is.
+  /// Random initial values, also if there are files.
   std::function<NamedShards()> open_random(const ParamTable& params, const std::string& component) const {
     return model_.weights.open(params, component);
   }
@@ -48,45 +47,47 @@ class ModelComponents {
   /// See md::denoiser_options.
   ScopeOptions denoiser_options() const;
 
-  /// Samples that the programs below take at a time, at most; text_batch: captions.
+  /// Largest number of samples per call of the encoders' programs; text_batch: captions.
   int64_t encoder_batch() const;
   int64_t text_batch() const;
-  /// Memory of one device that the autoencoder's programs may take besides their weights: 1.5 GB, or a quarter of what
-  /// a training step holds there between steps, if that is more. Without bound where encoder_batch_size is given.
+  /// Bytes per device that the autoencoder's programs may use in addition to their weights: 1.5 GB, or a quarter of the
+  /// training state's size if that is more. Unlimited if encoder_batch_size is set.
   int64_t encoder_bytes() const;
-  /// With the text encoders' weights as they were before this run trained them.
+  /// encoder_bytes() for a step that stores `state_bytes` per device between steps.
+  static int64_t encoder_bytes(int64_t state_bytes);
+  /// The text encoders with the weights from before this run trained them.
   TextEncoder& text_encoder();
   MediaAutoencoder& media_autoencoder();
-  /// Gives back the memory of the text encoders, on the devices and here; text_encoder() reads them again. They stay
-  /// where their weights are in no file.
+  /// Frees the text encoders' memory on host and devices; text_encoder() loads them again. They are kept if no file has
+  /// their weights.
   void free_text_encoder();
-  /// Likewise of the autoencoder.
+  /// Likewise for the autoencoder.
   void free_autoencoder();
   /// The autoencoder's values by input name.
   const HostArrays& autoencoder_values();
 
-  /// Replaces the autoencoder's weights by values, by input name, that this run has trained.
+  /// Replaces the autoencoder's weights by trained values, by input name.
   void set_autoencoder(HostArrays values);
-  /// Sets the scale of its latents; see Autoencoder::with_measured_latent_scale.
+  /// Sets the scale of its latents from measured moments; see Autoencoder::with_measured_latent_scale.
   void fit_autoencoder(const EachMoments& moments);
   /// The text of scheduler_config.json for checkpoints; see training_config.
   std::string trained_scheduler_config() const;
   void note_damaged_weights(Error& e) const { md::note_damaged_weights(model_, e); }
-  /// Adds what the content of a checkpoint lacks to be a whole model folder. Weights that came from files which
-  /// diffusers reads are linked, not written.
+  /// Adds the files that make a checkpoint a complete model folder. Weights from files that diffusers can read are
+  /// linked, not written.
   void complete(CheckpointContent& content);
 
  private:
   EncoderOptions options_;
   SchedulerKeys scheduler_;
   OpenedModel model_;
-  Devices devices_, own_devices_;
+  Devices devices_, local_devices_;
   HostArrays autoencoder_values_;
   std::unique_ptr<TextEncoder> text_encoder_;
   std::unique_ptr<MediaAutoencoder> media_autoencoder_;
 };
 
-/// What `act` returns; an error of the devices gets ModelComponents::note_damaged_weights.
+/// Calls `act` and returns its result; device errors get ModelComponents::note_damaged_weights.
 template <class F>
 auto naming_damaged_weights(const ModelComponents& models, F act) {
   try {

@@ -9,8 +9,8 @@
 namespace md {
 namespace {
 
-/// Fetches what another machine, or an earlier run of this one, has left in the bucket, unless there is more of it
-/// here.
+/// Downloads a file of another machine, or of an earlier run, from the bucket, unless the local file is at least as
+/// long.
 void bring(const FoundFile& found, const std::string& to) {
   std::error_code ec;
   if (const auto size = std::filesystem::file_size(to, ec); ec || static_cast<int64_t>(size) < found.size)
@@ -30,7 +30,7 @@ Outputs::Outputs(const RunInfo& run) {
     const size_t root = split_location(below(run.place, "")).path.size();
     for (const FoundFile& f : list_all_files(run.place)) {
       const std::string name = split_location(f.location).path.substr(root);
-      if (name == "config.yml" || name == "metrics.jsonl" || name.ends_with("/metrics.jsonl"))
+      if (name == "config.yml" || name == "starts.jsonl" || name == "metrics.jsonl" || name.ends_with("/metrics.jsonl"))
         bring(f, run.folder + "/" + name);
     }
     pairs.push_back({run.folder, run.place});

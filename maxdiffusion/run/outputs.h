@@ -12,18 +12,17 @@
 
 namespace md {
 
-/// A training run's folder: its locks, and where it is in a bucket, a local folder, from which
-/// what is written there is uploaded. What a resumed run reads besides checkpoints (config.yml, metrics)
-/// is fetched first.
+/// A training run's folder and its locks. If it is in a bucket, files are written to a local folder and uploaded from
+/// there; config.yml and metrics, which a resumed run reads in addition to checkpoints, are downloaded first.
 class Outputs {
  public:
-  /// Throws invalid_config where the run has no folder; io where another run has it, or the bucket cannot be written
-  /// to. Processes that do not coordinate the run leave its folder to the one that does.
+  /// Throws invalid_config if the run has no folder; io if another run holds its lock, or the bucket is not writable.
+  /// Only the coordinating process locks the folder.
   explicit Outputs(const RunInfo& run);
-  /// See LoopOptions; empty where nothing is in a bucket.
+  /// For LoopOptions; empty if nothing is in a bucket.
   std::function<void()> flushed() const;
   std::function<void()> before_commit() const;
-  /// Everything is there. Throws io.
+  /// Waits until everything is uploaded. Throws io.
   void finish();
 
  private:
@@ -32,7 +31,7 @@ class Outputs {
   std::unique_ptr<RemoteSync> sync_;
 };
 
-/// Throws io, naming the key, where an output of a run cannot be written. `cache_dir`: of what is encoded once; may be
+/// Throws io, naming the key, if an output of a run is not writable. `cache_dir`: cache of encoded samples; may be
 /// empty.
 void check_outputs(const RunInfo& run, const std::string& cache_dir);
 

@@ -9,7 +9,7 @@ namespace md {
 /// The phase lasts as long as the object.
 class Phase {
  public:
-  /// `file`: empty: none.
+  /// `file`: timing_metrics_file; empty: none.
   Phase(std::string name, std::string file);
   Phase(const Phase&) = delete;
   ~Phase();

@@ -32,13 +32,13 @@ RunLock::RunLock(const std::string& folder, std::chrono::seconds patience) {
   const auto end = std::chrono::steady_clock::now() + patience;
   for (bool waiting = false; ::flock(fd_, LOCK_EX | LOCK_NB) != 0; waiting = true) {
     const int error = errno;
-    if (error != EWOULDBLOCK) {  // a file system without locks
+    if (error != EWOULDBLOCK) {  // the file system does not support locks
       ::close(fd_);
       fd_ = -1;
       log_warning("lock '{}': {}; a second run in this folder is not detected", path, std::strerror(error));
       return;
     }
-    if (std::chrono::steady_clock::now() < end) {  // it may be ending
+    if (std::chrono::steady_clock::now() < end) {  // the owner may be exiting
       if (!waiting) log_info("'{}' is in use; waiting up to {} s for the run there to end", folder, patience.count());
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       continue;

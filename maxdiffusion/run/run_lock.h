@@ -1,4 +1,4 @@
-// One process at a time trains in a run's folder.
+// Lock of a run's folder: only one process trains there at a time.
 #pragma once
 
 #include <chrono>
@@ -9,12 +9,12 @@ namespace md {
 /// "process 7 on host, started 2026-11-22 12:00:00 UTC".
 std::string this_process();
 
-/// Held while the object lives; the kernel releases it however the process ends. The file .lock in the folder says who
-/// holds it: process, host and time of the start.
+/// Held during the object's lifetime; the kernel releases it however the process ends. The file .lock in the folder has
+/// the owner's process, host and start time.
 class RunLock {
  public:
-  /// Makes the folder. A process that ends, killed perhaps, holds the lock until its memory is given back: where it is
-  /// taken, it is waited for. Throws io naming the process that holds the lock then.
+  /// Creates the folder. If the lock is held, waits up to `patience`: a killed process holds it until its memory is
+  /// freed. Throws io naming the owner.
   explicit RunLock(const std::string& folder, std::chrono::seconds patience = std::chrono::seconds(10));
   ~RunLock();
   RunLock(const RunLock&) = delete;

@@ -22,10 +22,10 @@ void check_shared(const std::string& folder) {
     make_folders(folder);
     write_file_atomic(file, "");
   }
-  // The path is the coordinator's: on another host the same path may be another folder.
+  // The path is process 0's: the same path on another host may be another folder.
   const std::string name = std::filesystem::path(all.from_coordinator("shared folder", file)).filename();
   bool seen = false;
-  for (int i = 0; i < 30 && !(seen = exists(folder + "/" + name)); ++i)  // file systems of networks may be late
+  for (int i = 0; i < 30 && !(seen = exists(folder + "/" + name)); ++i)  // network file systems may be delayed
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
   const std::vector<std::string> gathered = all.gather("shared folder", (seen ? "+" : "-") + host_name());
   if (all.is_coordinator()) std::filesystem::remove(file);

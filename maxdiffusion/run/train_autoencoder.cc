@@ -12,7 +12,7 @@
 namespace md {
 namespace {
 
-/// Of moments [..., 2C] the means, the first half of the last axis.
+/// The means of moments [..., 2C]: the first half of the last axis.
 HostArray means(const HostArray& moments) {
   Dims dims = moments.dims();
   const int64_t c = dims.back() /= 2;
@@ -36,7 +36,7 @@ void write_reconstructions(MediaAutoencoder& coder, const Examples& images, cons
   write_png(path, make_grid(cells, n, 2));
 }
 
-/// The frames of videos, each as a video of one frame.
+/// The frames of videos, each as a video with one frame.
 class SingleFrames final : public Examples {
  public:
   SingleFrames(std::shared_ptr<const Examples> videos, int64_t frames) : videos_(std::move(videos)), frames_(frames) {}
@@ -52,15 +52,15 @@ class SingleFrames final : public Examples {
   int64_t frames_;
 };
 
-/// Makes an autoencoder that has learned single frames treat each frame of a video as it would alone: of kernels
-/// [out, in, frames, h, w] only the last frame's part stays, and kernels over frames alone hand the last frame on.
+/// Extends an autoencoder that was trained on single frames so that it treats each frame of a video independently:
+/// kernels [out, in, frames, h, w] keep only the last frame's part, and temporal kernels pass the last frame through.
 void begin_with_single_frames(const ParamTable& params, HostArrays& values) {
   for (const Param& p : params.params()) {
     const Dims& d = p.shape.dims;
     if (d.size() != 5 || d[2] == 1) continue;
     const bool frames_alone = d[3] == 1 && d[4] == 1 && d[0] % d[1] == 0;
     HostArray& kernel = values.at(p.input);
-    kernel = copy_of(kernel);  // the values are read where the device has them
+    kernel = copy_of(kernel);  // the values share memory with the device
     auto v = kernel.mutable_view<float>();
     const int64_t of_frame = d[3] * d[4];
     for (int64_t i = 0; i < std::ssize(v); ++i) {
@@ -77,7 +77,7 @@ void begin_with_single_frames(const ParamTable& params, HostArrays& values) {
   }
 }
 
-/// Trains on `pixels` from `values`, and from random ones where there are none; adds what comes out to `values`.
+/// Trains on `pixels`, starting from `values` or, if empty, from random values; stores the result in `values`.
 void train_stage(ModelComponents& models, const TrainPlan& plan, const AutoencoderTask& task,
                  const std::shared_ptr<const Examples>& pixels, const std::string& stage, int64_t steps,
                  HostArrays& values) {
@@ -88,7 +88,7 @@ void train_stage(ModelComponents& models, const TrainPlan& plan, const Autoencod
   o.folder = below(o.folder, stage);
   o.place = below(o.place, stage);
   if (!o.keys.checkpoint_dir.empty()) o.keys.checkpoint_dir = below(o.keys.checkpoint_dir, stage);
-  o.keys.save_final_checkpoint = true;  // the next stage's start
+  o.keys.save_final_checkpoint = true;  // the next stage starts from it
   o.step = {.scope = plan.autoencoder->scope, .optim = plan.autoencoder->optim};
   o.step.optim.max_train_steps = steps;
   o.step.optim.learning_rate = scaled_rate(o.step.optim, o.step.optim.learning_rate, batch);
@@ -96,7 +96,7 @@ void train_stage(ModelComponents& models, const TrainPlan& plan, const Autoencod
     return [random = models.open_random(params, component), &values] {
       NamedShards start = random();
       for (auto& [name, shards] : as_shards(values))
-        if (const auto there = start.find(name); there != start.end()) there->second = std::move(shards);
+        if (const auto found = start.find(name); found != start.end()) found->second = std::move(shards);
       return start;
     };
   };
@@ -117,7 +117,7 @@ void train_autoencoder(ModelComponents& models, const TrainPlan& plan, const std
   const AutoencoderTask& task = plan.autoencoder->task;
   const std::string component = task.model();
   const ParamTable whole = models.folder().params({component});
-  // Layers over time are not in a program for one frame.
+  // A program for one frame has no temporal layers.
   auto complete = [&](HostArrays& values) {
     if (std::ranges::any_of(whole.params(), [&](const Param& p) { return !values.contains(p.input); }))
       values.merge(as_arrays(models.open_random(whole, component)()));

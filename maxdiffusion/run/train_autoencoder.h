@@ -1,4 +1,4 @@
-// The stage before the denoiser's with train_new_vae: an autoencoder of random weights, trained on the run's images.
+// The stage before the denoiser's with train_new_vae: trains a randomly initialized autoencoder on the run's images.
 #pragma once
 
 #include "maxdiffusion/data/batches/dataset.h"
@@ -7,7 +7,7 @@
 
 namespace md {
 
-/// Trains the autoencoder of `models` as plan.autoencoder says, on samples with the field pixels. The stage's files go
+/// Trains the autoencoder of `models` by plan.autoencoder, on samples with the field pixels. Writes the stage's files
 /// to vae/ in the run's folder, and an image of originals above their reconstructions to samples/.
 void train_autoencoder(ModelComponents& models, const TrainPlan& plan, const std::shared_ptr<const Examples>& images);
 

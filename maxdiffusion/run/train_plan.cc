@@ -3,9 +3,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <regex>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
@@ -14,7 +17,7 @@
 namespace md {
 namespace {
 
-/// The only denoiser, or those that train_expert names.
+/// The only denoiser, or those that train_expert selects.
 std::vector<std::string> trained_denoisers(const std::string& expert, const Family& family) {
   std::vector<std::string> all = family.spec().denoisers;
   if (all.size() != 2) {
@@ -34,7 +37,16 @@ DenoiseTask plan_task(const DataKeys& d, const LearningKeys& l, const ModelFolde
   t.family = family;
   t.process = make_process(training_config(folder.scheduler_config(), l.scheduler), l.process);
   t.images = family->required_images() > 0;
-  t.noise = random_noise_input(d.denoise.noise_offset, d.denoise.input_perturbation);
+  t.references = std::ssize(d.source.reference_columns());
+  const DenoiseKeys& k = d.denoise;
+  t.noise = random_noise_input({.offset = k.noise_offset,
+                                .perturbation = k.input_perturbation,
+                                .multires = {k.multires_noise_iterations, k.multires_noise_discount}});
+  t.distance = {k.loss_type, k.huber_c, k.huber_scale, k.huber_schedule};
+  const bool has_threshold = k.loss_type == "huber" || k.loss_type == "smooth_l1";
+  check(!has_threshold || k.huber_schedule != "snr" || t.process->has_signal_share(), Code::invalid_config,
+        "huber_schedule is 'snr', but this model is trained by flow matching, without signal-to-noise ratios; expected "
+        "constant or exponential");
   if (mode == DataMode::images) t.media = pixels_input();
   if (mode == DataMode::images || d.denoise.train_text_encoder) t.text = tokens_input();
   t.batch_size = part_of_replica(global_batch(d.batches, counts.devices), counts.replicas);
@@ -56,12 +68,39 @@ DenoiseTask plan_task(const DataKeys& d, const LearningKeys& l, const ModelFolde
   return t;
 }
 
-/// Peak rates for the samples of an update.
+/// Throws invalid_config if the text is not a valid regular expression.
+void check_expression(const char* key, const std::string& text) {
+  try {
+    std::regex(text, std::regex::ECMAScript);
+  } catch (const std::regex_error& e) {
+    fail(Code::invalid_config, "{} is '{}'; expected a regular expression: {}", key, text, e.what());
+  }
+}
+
+/// Sets the peak learning rates, scaled by the samples of an update.
 void set_rates(TrainPlan& plan) {
   StepOptions& s = plan.loop.step;
   s.optim.learning_rate = scaled_rate(plan.optim, plan.optim.learning_rate, plan.update_size());
   for (const std::string& encoder : plan.task.family->spec().text_components())
     s.learning_rates[encoder] = scaled_rate(plan.optim, plan.text_encoder_rate, plan.update_size());
+  s.rates_by_name.clear();
+  for (const auto& [expression, rate] : plan.rates_by_name)
+    s.rates_by_name.emplace_back(expression, scaled_rate(plan.optim, rate, plan.update_size()));
+}
+
+/// Parses network_reg_lrs: expression and learning rate. Throws invalid_config for an invalid entry.
+std::vector<std::pair<std::string, double>> rates_by_name(const std::vector<std::string>& words) {
+  std::vector<std::pair<std::string, double>> out;
+  for (const std::string& word : words) {
+    const size_t sign = word.rfind('=');
+    double rate = -1;
+    if (sign != word.npos) std::from_chars(word.data() + sign + 1, word.data() + word.size(), rate);
+    check(std::isfinite(rate) && rate >= 0, Code::invalid_config,
+          "network_reg_lrs is '{}'; expected EXPRESSION=RATE, as in down_blocks.0=1e-5", word);
+    out.emplace_back(word.substr(0, sign), rate);
+    check_expression("network_reg_lrs", out.back().first);
+  }
+  return out;
 }
 
 StepOptions plan_step(const LearningKeys& l, const EncoderOptions& models, const TrainPlan& plan) {
@@ -71,6 +110,11 @@ StepOptions plan_step(const LearningKeys& l, const EncoderOptions& models, const
   s.optim = plan.optim;
   s.accumulation = l.update.gradient_accumulation_steps;
   s.ema_decay = l.update.ema_decay;
+  s.loraplus_ratio = l.update.loraplus_lr_ratio;
+  s.frozen = l.update.frozen_layers;
+  for (const std::string& expression : s.frozen) check_expression("frozen_layers", expression);
+  s.drops_adapters =
+      l.lora.train_lora && (l.lora.lora_dropout > 0 || l.lora.rank_dropout > 0 || l.lora.module_dropout > 0);
   s.per_model_step_count = plan.denoisers.size() > 1;
   std::vector<std::string> trained = plan.denoisers;
   if (plan.trains_text_encoders)
@@ -83,7 +127,8 @@ StepOptions plan_step(const LearningKeys& l, const EncoderOptions& models, const
           .with(component == family->spec().autoencoder->component ? autoencoder_options(options, encoders)
                                                                    : text_encoder_options(options, encoders))
           .frozen();
-    if (std::ranges::count(family->spec().denoisers, component) == 0) options.quantization = nullptr;
+    if (std::ranges::count(family->spec().denoisers, component) == 0)
+      options.quantization = nullptr, options.few_bits = nullptr;
     return lora.train_lora
                ? lora_scope(scope.with(options), training_lora(lora, family->spec().lora_targets(component)))
                : scope.with(options);
@@ -120,29 +165,29 @@ AutoencoderPlan plan_autoencoder(const LearningKeys& l, const LayerKeys& layers,
   plan.optim.learning_rate = l.vae.vae_learning_rate;
   plan.optim.learning_rate_schedule_steps = -1;
   plan.scope.quantization = nullptr;
-  plan.scope.dropout = 0;  // of the denoiser
+  plan.scope.dropout = 0;  // the denoiser's dropout does not apply
   check(plan.image_steps <= 0 || task.family->spec().videos(), Code::invalid_config,
         "vae_image_pretrain_steps is {}; expected 0: this model generates images", plan.image_steps);
   return plan;
 }
 
-/// Of those keys that have a like. Source: kohya-ss sd-scripts, train_network.py.
+/// kohya's metadata for keys that have an equivalent there. Source: kohya-ss sd-scripts, train_network.py.
 std::map<std::string, std::string> kohya_metadata(const TrainingRequest& r, const Family& family) {
   const auto& [d, l] = std::tie(r.data, r.learning);
   auto number = [](auto v) { return fmt::format("{}", v); };
-  const std::string none = "None";  // as Python writes it
+  const std::string none = "None";  // Python's None
   const MediaSize size = training_size(d.sample, d.images.resolution, family);
-  const auto warmup = l.optim.warmup_steps_fraction * static_cast<double>(l.optim.max_train_steps);
+  const int64_t warmup = warmup_updates(l.optim);
   return {
       {"ss_sd_model_name",
        std::filesystem::path(r.components.model.keys.pretrained_model_name_or_path).filename().string()},
       {"ss_output_name", r.run.name},
       {"ss_learning_rate", number(l.optim.learning_rate)},
-      {"ss_unet_lr", number(l.optim.learning_rate)},
+      {"ss_unet_lr", number(l.update.unet_lr.value_or(l.optim.learning_rate))},
       {"ss_text_encoder_lr", d.denoise.train_text_encoder ? number(l.update.text_encoder_learning_rate) : none},
       {"ss_max_train_steps", number(l.optim.max_train_steps)},
       {"ss_lr_scheduler", l.optim.lr_scheduler},
-      {"ss_lr_warmup_steps", number(static_cast<int64_t>(warmup))},
+      {"ss_lr_warmup_steps", number(warmup)},
       {"ss_optimizer", make_optimizer(l.optim)->full_name()},
       {"ss_max_grad_norm", number(l.optim.max_grad_norm)},
       {"ss_gradient_accumulation_steps", number(l.update.gradient_accumulation_steps)},
@@ -152,6 +197,15 @@ std::map<std::string, std::string> kohya_metadata(const TrainingRequest& r, cons
       {"ss_mixed_precision", r.components.encoders.layers.activations_dtype == "bfloat16" ? "bf16" : "no"},
       {"ss_seed", number(r.run.seed)},
       {"ss_noise_offset", d.denoise.noise_offset != 0 ? number(d.denoise.noise_offset) : none},
+      {"ss_multires_noise_iterations",
+       d.denoise.multires_noise_iterations != 0 ? number(d.denoise.multires_noise_iterations) : none},
+      {"ss_multires_noise_discount", number(d.denoise.multires_noise_discount)},
+      {"ss_ip_noise_gamma", d.denoise.input_perturbation != 0 ? number(d.denoise.input_perturbation) : none},
+      {"ss_loss_type", d.denoise.loss_type},
+      {"ss_huber_schedule", d.denoise.huber_schedule},
+      {"ss_huber_c", number(d.denoise.huber_c)},
+      {"ss_huber_scale", number(d.denoise.huber_scale)},
+      {"ss_debiased_estimation", l.process.debiased_estimation_loss ? "True" : "False"},
       {"ss_min_snr_gamma", l.process.snr_gamma > 0 ? number(l.process.snr_gamma) : none},
       {"ss_caption_dropout_rate", number(d.denoise.caption_dropout)},
   };
@@ -164,8 +218,8 @@ LoraPlan plan_lora(const TrainingRequest& r, const Family& family) {
                 .metadata = kohya_metadata(r, family)};
   lora.targets = lora.config.targets;
   if (r.data.denoise.train_text_encoder && keys.lora_target_modules.empty())
-    for (const std::string& more : family.spec().lora_targets(family.spec().text_components().at(0)))
-      lora.targets.push_back(more);
+    for (const std::string& target : family.spec().lora_targets(family.spec().text_components().at(0)))
+      lora.targets.push_back(target);
   return lora;
 }
 
@@ -177,13 +231,16 @@ EvalPlan plan_evaluation(const DataKeys& d, const EvalKeys& keys, const TrainPla
                            .train_data_dir = keys.eval_data_dir,
                            .train_split = d.source.train_split,
                            .image_column = d.source.image_column,
-                           .caption_column = d.source.caption_column}};
+                           .caption_column = d.source.caption_column,
+                           .cond_image_column = d.source.cond_image_column}};
   if (records || plan.data.mode == DataMode::synthetic_latents) {
     eval.source.array_columns = family.spec().records->columns(family.spec());
     return eval;
   }
   eval.source.max_train_samples = keys.eval_max_number_of_samples_in_bucket;
-  eval.images = {.resolution = d.images.resolution, .center_crop = d.images.center_crop || d.images.random_crop};
+  eval.images = {.resolution = d.images.resolution,
+                 .center_crop = d.images.center_crop || d.images.random_crop,
+                 .references = plan.task.references};
   if (!family.spec().videos()) return eval;
   eval.images = plan_images(d, family);
   eval.images.random_flip = false;
@@ -191,7 +248,8 @@ EvalPlan plan_evaluation(const DataKeys& d, const EvalKeys& keys, const TrainPla
   return eval;
 }
 
-/// What processes whose devices are one mesh cannot do yet: none has the trained weights whole.
+/// Throws invalid_config for features that are not supported if several processes share one mesh, because no process
+/// has all trained weights.
 void check_joint_devices(const TrainingRequest& r) {
   const auto refuse = [](bool set, const char* key) {
     check(!set, Code::invalid_config, "{}: not supported with several processes on GPUs or TPUs; expected one process",
@@ -202,7 +260,7 @@ void check_joint_devices(const TrainingRequest& r) {
   refuse(!r.data.dreambooth.instance_data_dir.empty(), "instance_data_dir");
   if (r.samples)
     log_warning(
-        "prompt ignored: several processes on GPUs or TPUs train; convert a checkpoint to a model folder, then use "
+        "prompt is ignored: several processes on GPUs or TPUs train; convert a checkpoint to a model folder, then use "
         "generate");
 }
 
@@ -210,47 +268,59 @@ void check_joint_devices(const TrainingRequest& r) {
 
 PlanParts plan_parts(const TrainingRequest& r, const ModelFolder& folder, const std::shared_ptr<const Family>& family,
                      const DeviceCounts& counts) {
-  return {{"keys",
-           [&r, family](TrainPlan&) {
-             if (!r.run.has_all_weights) check_joint_devices(r);
-             r.rules.check_training(*family);
-             const int64_t batches = r.learning.update.gradient_accumulation_steps;
-             check(batches >= 1, Code::invalid_config, "gradient_accumulation_steps is {}; expected 1 or more",
-                   batches);
-           }},
-          {"keys",
-           [&r, &folder, family, counts](TrainPlan& plan) {
-             const auto& [data, learning, model] = std::tie(r.data, r.learning, r.components.model.keys);
-             const EncoderOptions& models = r.components.encoders;
-             plan.run = r.run;
-             plan.data.mode = data_mode(data, family->spec().videos());
-             plan.denoisers = trained_denoisers(model.train_expert, *family);
-             plan.trains_text_encoders = data.denoise.train_text_encoder;
-             plan.boundary_ratio = data.sample.boundary_ratio;
-             plan.replicas = counts.replicas;
-             plan.optim = learning.optim.with_switches(family->spec().reference.always_clips_by_norm);
-             plan.text_encoder_rate = learning.update.text_encoder_learning_rate;
-             plan.task = plan_task(data, learning, folder, family, plan.data.mode, counts);
-             plan.loop = plan_loop(r.run, learning.loop, models.compile);
-             plan.loop.title = plan.denoisers.size() == 1 ? "train " + plan.denoisers[0] : "train";
-             plan.loop.step = plan_step(learning, models, plan);
-             set_rates(plan);
-             plan.tasks = tasks_per_expert(plan);
-             if (learning.lora.train_lora) plan.lora = plan_lora(r, *family);
-             if (model.train_new_vae && plan.data.mode == DataMode::cached_latents)
-               plan.autoencoder = plan_autoencoder(learning, models.layers, plan.task, counts);
-             if (r.run.is_coordinator && r.run.has_all_weights) plan.samples = r.samples;
-           }},
-          {"sizes",
-           [&r, family](TrainPlan& plan) {
-             plan.data = plan_data(r.data, plan.data.mode, r.run, *family);
-             if (plan.data.mode != DataMode::synthetic_latents) return;
-             plan_synthetic(r.data, r.run, plan.task, plan.data.source.config);
-             plan.tasks = tasks_per_expert(plan);
-           }},
-          {"evaluation", [&r](TrainPlan& plan) {
-             if (r.learning.eval.eval_every > 0) plan.eval = plan_evaluation(r.data, r.learning.eval, plan);
-           }}};
+  return {
+      {"keys",
+       [&r, family](TrainPlan&) {
+         if (!r.run.has_all_weights) check_joint_devices(r);
+         r.rules.check_training(*family);
+         const int64_t batches = r.learning.update.gradient_accumulation_steps;
+         check(batches >= 1, Code::invalid_config, "gradient_accumulation_steps is {}; expected 1 or more", batches);
+       }},
+      {"keys",
+       [&r, &folder, family, counts](TrainPlan& plan) {
+         const auto& [data, learning, model] = std::tie(r.data, r.learning, r.components.model.keys);
+         const EncoderOptions& models = r.components.encoders;
+         plan.run = r.run;
+         plan.data.mode = data_mode(data, family->spec().videos());
+         plan.denoisers = trained_denoisers(model.train_expert, *family);
+         plan.trains_text_encoders = data.denoise.train_text_encoder;
+         plan.boundary_ratio = data.sample.boundary_ratio;
+         plan.replicas = counts.replicas;
+         plan.optim = learning.optim.with_switches(family->spec().reference.always_clips_by_norm);
+         plan.optim.learning_rate = learning.update.unet_lr.value_or(plan.optim.learning_rate);
+         if (plan.optim.optimizer == "prodigy" && plan.optim.learning_rate < 0.1)
+           log_warning(
+               "learning_rate is {}; expected about 1 with optimizer=prodigy, where it is a factor of the step size "
+               "that is found",
+               plan.optim.learning_rate);
+         plan.text_encoder_rate = learning.update.text_encoder_learning_rate;
+         plan.rates_by_name = rates_by_name(learning.update.network_reg_lrs);
+         plan.task = plan_task(data, learning, folder, family, plan.data.mode, counts);
+         plan.loop = plan_loop(r.run, learning.loop, models.compile);
+         plan.loop.title = plan.denoisers.size() == 1 ? "train " + plan.denoisers[0] : "train";
+         plan.loop.step = plan_step(learning, models, plan);
+         set_rates(plan);
+         plan.tasks = tasks_per_expert(plan);
+         if (learning.lora.train_lora) plan.lora = plan_lora(r, *family);
+         if (model.train_new_vae && plan.data.mode == DataMode::cached_latents)
+           plan.autoencoder = plan_autoencoder(learning, models.layers, plan.task, counts);
+         if (r.run.is_coordinator && r.run.has_all_weights) plan.samples = r.samples;
+       }},
+      {"sizes",
+       [&r, family](TrainPlan& plan) {
+         plan.data = plan_data(r.data, plan.data.mode, r.run, *family);
+         if (!plan.data.images.folders.empty()) {
+           plan.task.masked = plan.data.images.mask != MaskFrom::none;
+           plan.task.sizes = true;
+           plan.tasks = tasks_per_expert(plan);
+         }
+         if (plan.data.mode != DataMode::synthetic_latents) return;
+         plan_synthetic(r.data, r.run, plan.task, plan.data.source.config);
+         plan.tasks = tasks_per_expert(plan);
+       }},
+      {"evaluation", [&r](TrainPlan& plan) {
+         if (r.learning.eval.eval_every > 0) plan.eval = plan_evaluation(r.data, r.learning.eval, plan);
+       }}};
 }
 
 TrainPlan plan_training(const TrainingRequest& request, const ModelFolder& folder,
@@ -277,7 +347,7 @@ TrainPlan with_data(TrainPlan plan, const DenoiseTask& task, const std::vector<I
     }
   }
   set_rates(plan);
-  // DreamBooth's few images come again and again; of others a batch holds none twice.
+  // DreamBooth repeats its few images; in other data a batch has no sample twice.
   check(plan.data.mode == DataMode::dreambooth || samples <= 0 || plan.batch_size() <= samples, Code::invalid_config,
         "per_device_batch_size: a batch of {} samples; expected at most {}, the number in the data", plan.batch_size(),
         samples);
@@ -332,14 +402,15 @@ std::string describe(const TrainPlan& plan) {
   add("sample_seed", plan.run.sample_seed);
   add("data", name_of(plan.data.mode));
   add("source", plan.data.mode == DataMode::replay ? plan.data.replay
-                : from.dataset_type == "synthetic" ? from.dataset_type
-                                                   : from.hf_train_files + from.grain_train_files +
-                                                         from.train_data_dir + from.hf_data_dir + from.dataset_name);
+                : from.dataset_type == "synthetic"
+                    ? from.dataset_type
+                    : from.dataset_config + from.hf_train_files + from.grain_train_files + from.train_data_dir +
+                          from.hf_data_dir + from.dataset_name);
   if (plan.data.dreambooth) add("class_images", plan.data.dreambooth->class_data_dir);
   if (plan.data.dreambooth || plan.data.mode == DataMode::cached_latents) add("cache", plan.data.cache_dir);
   add("size",
       fmt::format("{}x{}{}", size.height, size.width, size.frames > 1 ? fmt::format(", {} frames", size.frames) : ""));
-  if (plan.data.images.buckets) add("buckets", "as the sizes in the data need");
+  if (plan.data.images.several_sizes()) add("buckets", "as the sizes in the data need");
   add("batch", plan.batch_size());
   add("replicas", plan.replicas);
   add("accumulation", step.accumulation);
@@ -355,8 +426,15 @@ std::string describe(const TrainPlan& plan) {
   if (step.ema_decay > 0) add("ema_decay", step.ema_decay);
   if (plan.lora)
     add("lora",
-        fmt::format("rank {}, alpha {:g}, in {}{}", plan.lora->config.rank, plan.lora->config.alpha,
-                    fmt::join(plan.lora->targets, ", "), plan.lora->init.empty() ? "" : "; from " + plan.lora->init));
+        fmt::format(
+            "{}{} in {}{}",
+            plan.lora->config.kind == adapters()[0]
+                ? ""
+                : fmt::format("{}{}", plan.lora->config.kind->name(), plan.lora->config.kind->has_rank() ? ", " : ""),
+            plan.lora->config.kind->has_rank()
+                ? fmt::format("rank {}, alpha {:g},", plan.lora->config.rank, plan.lora->config.alpha)
+                : "",
+            fmt::join(plan.lora->targets, ", "), plan.lora->init.empty() ? "" : "; from " + plan.lora->init));
   if (const auto& a = plan.autoencoder)
     add("autoencoder", fmt::format("{} steps on single frames, then {}, batch {}, learning rate {:g}", a->image_steps,
                                    a->steps, a->task.batch_size * plan.replicas, a->optim.learning_rate));

@@ -10,10 +10,10 @@
 namespace md {
 namespace {
 
-/// Starting values of the LoRA matrices; made when called.
+/// Initial values of the LoRA matrices, computed when called.
 std::function<NamedShards()> initial_matrices(const ModelComponents& m, const TrainPlan& plan,
                                               const ParamTable& params) {
-  check_lora_targets(plan.lora->targets, params);
+  check_lora_targets(plan.lora->targets, plan.lora->config, params);
   if (plan.lora->init.empty()) return [&params, seed = plan.run.seed] { return as_shards(initial_lora(params, seed)); };
   const LoraFile file = read_lora(plan.lora->init, lora_targets(m.folder(), *m.family()), plan.denoisers[0]);
   return [values = as_shards(initial_lora(params, file, plan.lora->config))] { return values; };
@@ -29,9 +29,11 @@ std::function<NamedShards()> initial_values(ModelComponents& m, const TrainPlan&
   parts.reserve(components.size() + 1);
   for (const std::string& component : components) parts.push_back(m.open_weights(*base, component));
   if (std::ranges::any_of(params.params(), is_lora)) parts.push_back(initial_matrices(m, plan, params));
-  return [parts, base] {
+  return [parts, base, &params, measures = plan.lora && plan.lora->init.empty()] {
     NamedShards all;
     for (const auto& part : parts) all.merge(part());
+    if (measures)
+      all.merge(as_shards(initial_magnitudes(params, [&](const std::string& name) { return all.at(name).whole(); })));
     return all;
   };
 }
@@ -40,26 +42,33 @@ void complete_checkpoint(ModelComponents& m, const TrainPlan& plan, CheckpointCo
                          const ParamTable& params, const NamedShards& trained) {
   m.complete(content);
   if (!plan.lora) return;
-  content.more = [&m, &plan,
-                  file = trained_lora(params, as_arrays(trained), plan.lora->config)](const std::string& to) {
-    const Family& family = *m.family();
-    const char* layout = family.spec().lora.original_names ? "comfyui" : "kohya";
-    for (size_t i = 0; i < plan.denoisers.size(); ++i) {
-      LoraFile own = file;  // and the text encoders'
-      for (const std::string& other : plan.denoisers)
-        if (other != plan.denoisers[i]) own.pairs.erase(other);
-      const std::string folder = plan.denoisers.size() == 1 ? to : to + "/" + kExpertFolders[i];
-      write_peft_lora(folder, own, lora_names(m.folder(), family));
-      write_lora_layout(fmt::format("{}/lora_{}.safetensors", folder, layout), own, m.folder(), family, layout,
-                        plan.lora->metadata);
-    }
-  };
+  content.write_extra_files =
+      [&m, &plan, file = trained_lora(params, as_arrays(trained), plan.lora->config)](const std::string& to) {
+        const Family& family = *m.family();
+        const char* layout = family.spec().lora.original_names ? "comfyui" : "kohya";
+        for (size_t i = 0; i < plan.denoisers.size(); ++i) {
+          LoraFile merged = file;  // also has those of the text encoders
+          for (const std::string& other : plan.denoisers)
+            if (other != plan.denoisers[i]) merged.erase(other);
+          const std::string folder = plan.denoisers.size() == 1 ? to : to + "/" + kExpertFolders[i];
+          write_peft_lora(folder, merged, lora_names(m.folder(), family));
+          write_peft_folders(folder, merged);
+          write_lora_layout(fmt::format("{}/lora_{}.safetensors", folder, layout), merged, m.folder(), family, layout,
+                            plan.lora->metadata);
+        }
+      };
 }
 
 WeightsOf weights_with(ModelComponents& m, const TrainPlan& plan, const ParamTable& params, const HostArrays& trained) {
   return [&](const ParamTable& p, const std::string& component) {
     const bool changes = plan.trains(component);
     if (changes && !plan.lora) return component_weights(p, component, trained);
+    if (changes && has_few_bits(p, component)) {  // LoRA is merged before quantizing
+      const ParamTable plain = before_few_bits(p, component);
+      HostArrays values = as_arrays(m.open_weights(plain, component)());
+      merge_loras({{trained_lora(params, trained, plan.lora->config), 1}}, plain, values);
+      return few_bits_values(p, component, values);
+    }
     HostArrays values = as_arrays(m.open_weights(p, component)());
     if (changes) merge_loras({{trained_lora(params, trained, plan.lora->config), 1}}, p, values);
     return values;

@@ -1,17 +1,17 @@
-// The weights of a training run: what it starts from, what it samples with, and what else its checkpoints hold.
+// The weights of a training run: initial values, weights for sampling, and files that complete checkpoints.
 #pragma once
 
 #include "maxdiffusion/run/train_plan.h"
 
 namespace md {
 
-/// Values of all parameters of the step before the first one, made when the result is called; `params` must live until
-/// then. Throws io now where weights or layers are not there.
+/// Initial values of all parameters of the training step, created when the result is called; `params` must live until
+/// then. Throws io immediately if weights or layers are missing.
 std::function<NamedShards()> initial_values(ModelComponents& models, const TrainPlan& plan, const ParamTable& params);
-/// Adds what makes a checkpoint a whole model folder and, of LoRA, files in the layouts of other programs.
+/// Adds the files that make a checkpoint a complete model folder and, for LoRA, files in other programs' layouts.
 void complete_checkpoint(ModelComponents& models, const TrainPlan& plan, CheckpointContent& content,
                          const ParamTable& params, const NamedShards& trained);
-/// The models' weights with what has been trained: whole components, or LoRA merged into them.
+/// The models' weights with the trained ones: whole components, or LoRA merged into the weights.
 WeightsOf weights_with(ModelComponents& models, const TrainPlan& plan, const ParamTable& params,
                        const HostArrays& trained);
 

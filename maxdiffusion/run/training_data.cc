@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/data/batches/image_batches.h"
 #include "maxdiffusion/run/encode_dataset.h"
+#include "maxdiffusion/run/folder_samples.h"
 #include "maxdiffusion/run/train_autoencoder.h"
 #include "maxdiffusion/tasks/replay.h"
 
@@ -27,7 +28,7 @@ CachedText text_of(const DenoiseTask& task) {
   return task.text->tokens() ? CachedText::tokens : CachedText::embeddings;
 }
 
-/// The arrays' only row without its axis, with a prefix.
+/// The only row of each array, without axis 0, with a prefixed name.
 HostArrays constants_of(const HostArrays& one_caption) {
   HostArrays out;
   for (const auto& [name, a] : one_caption) out["empty_" + name] = without_batch(a);
@@ -43,7 +44,7 @@ BatchConfig batch_config(const ModelComponents& models, const TrainPlan& plan) {
           .workers = plan.data.workers};
 }
 
-/// Images of the subject and of its class, pair by pair; the shorter set begins again until both are as long.
+/// Pairs of images of the subject and of its class; the shorter set is repeated.
 class Pairs final : public Examples {
  public:
   Pairs(std::shared_ptr<const Examples> instances, std::shared_ptr<const Examples> classes)
@@ -60,7 +61,7 @@ class Pairs final : public Examples {
   std::shared_ptr<const Examples> instances_, classes_;
 };
 
-/// Images as they are read, and token ids.
+/// Images as they are read, with token ids.
 void open_images(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
   const ImageConfig& images = plan.data.images;
   const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.data.source));
@@ -69,11 +70,13 @@ void open_images(ModelComponents& models, const TrainPlan& plan, TrainingData& d
   };
   data.constants = constants_of(tokens({""}));
   const BatchConfig batches = batch_config(models, plan);
-  if (!images.buckets) {
+  if (!images.several_sizes()) {
     data.batches = image_batches(source, images, batches, tokens);
     return;
   }
   ImagesInBuckets sorted = sort_into_aspect_buckets(source, images);
+  if (const auto folders = std::dynamic_pointer_cast<const DataFolders>(source))
+    sorted = repeated(std::move(sorted), *folders);
   std::vector<int64_t> counts;
   counts.reserve(sorted.records.size());
   for (const auto& records : sorted.records) counts.push_back(static_cast<int64_t>(records.size()));
@@ -113,6 +116,7 @@ void open_recorded(ModelComponents& models, const TrainPlan& plan, TrainingData&
         "replay_batches '{}': {} images a step; expected a multiple of gradient_accumulation_steps={}", file,
         replay.batch_size, accumulation);
   task.text = embeddings_input(replay.text_length);
+  task.references = replay.references;
   task.batch_size = part_of_replica(replay.batch_size / accumulation, plan.replicas);
   task.size = task.family->spec().autoencoder->media_size(replay.latent);
   data.batches = std::move(replay.data);
@@ -127,7 +131,7 @@ void open_recorded(ModelComponents& models, const TrainPlan& plan, TrainingData&
   });
 }
 
-/// Latents and embeddings that another program computed.
+/// Latents and embeddings computed by another program.
 void open_encoded_records(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
   DenoiseTask& task = data.task;
   data.batches = mapped(
@@ -145,7 +149,7 @@ void open_encoded_records(ModelComponents& models, const TrainPlan& plan, Traini
   if (!fields.empty() && fields[0].shape.rank() == 2) task.text = embeddings_input(first.at(fields[0].name).dims()[1]);
 }
 
-/// Random latents and embeddings, for trials without data.
+/// Random latents and embeddings, for tests without data.
 void open_synthetic(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
   const DataSourceConfig& from = plan.data.source.config;
   const MediaSize& size = data.task.size;
@@ -157,27 +161,42 @@ void open_synthetic(ModelComponents& models, const TrainPlan& plan, TrainingData
   data.batches = array_batches(open_source(from), batch_config(models, plan));
 }
 
-/// Images encoded beforehand, by an autoencoder that is trained first where a key asks for it.
+/// Images encoded before training, by an autoencoder that is trained first if a key says so.
 void open_encoded_images(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
   const ImageConfig& images = plan.data.images;
   const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.data.source));
   if (plan.autoencoder)
     train_autoencoder(models, plan, cached_examples(cache_pixels(plan.data.cache_dir, source, images).buckets[0], {}));
-  const CachedImages encoded = encode_dataset(models, plan.data.cache_dir, source, images);
+  const auto folders = std::dynamic_pointer_cast<const DataFolders>(source);
+  const bool vary = folders && folders->captions_vary();
+  if (vary) {
+    log_info("captions vary: they are encoded in every step, images once");
+    data.task.text = tokens_input();
+  }
+  const CachedImages encoded =
+      encode_dataset(models, plan.data.cache_dir, source, images, vary ? CachedText::none : CachedText::embeddings);
   log_info("{} {}, {} skipped", encoded.size(), images.clip ? "clips" : "images", encoded.skipped);
   if (plan.autoencoder) {
     models.fit_autoencoder([&](const auto& take) { encoded.buckets[0]->each_part("moments", take); });
     data.task.family = models.family();
   }
-  if (data.task.caption_dropout > 0) data.constants = constants_of(models.text_encoder().encode({""}));
+  const bool drops = std::ranges::any_of(images.folders, [](const auto& f) { return f.captions.dropout > 0; });
+  FolderText text;
+  if (data.task.caption_dropout > 0 || (drops && !vary)) {
+    const HostArrays empty = vary ? data.task.family->tokenize({""}) : models.text_encoder().encode({""});
+    if (data.task.caption_dropout > 0) data.constants = constants_of(empty);
+    text.empty = empty;
+  }
+  if (vary)
+    text.fields = [family = data.task.family](const std::string& caption) { return family->tokenize({caption}); };
   const BatchConfig batches = batch_config(models, plan);
   std::vector<std::shared_ptr<const Examples>> samples;
   std::vector<int64_t> counts;
   for (const auto& bucket : encoded.buckets) {
-    samples.push_back(cached_examples(bucket, images));
-    counts.push_back(bucket->size());
+    samples.push_back(folders ? folder_samples(bucket, folders, images, text) : cached_examples(bucket, images));
+    counts.push_back(samples.back()->size());
   }
-  if (images.buckets) {
+  if (images.several_sizes()) {
     data.buckets = encoded.sizes;
     log_aspect_buckets(data.buckets, counts, batches.batch);
     data.batches = examples_in_aspect_buckets(std::move(samples), batches.batch, batches.stream);
@@ -213,21 +232,23 @@ HeldOut held_out_samples(ModelComponents& models, const TrainPlan& plan) {
   const std::shared_ptr<const Family> family = models.family();
   const EvalPlan& eval = *plan.eval;
   DataSourceConfig where = eval.source;
-  const std::string own_time = "timesteps";
+  const std::string timesteps_field = "timesteps";
   if (where.array_columns.empty()) {
     const auto samples =
         cached_examples(encode_dataset(models, plan.data.cache_dir, open_source(where), eval.images, text_of(plan.task))
                             .buckets.front(),
                         eval.images);
-    HeldOut held;
-    held.count = samples->size();
-    held.read = [samples, family](int64_t i) { return scaled(*family, batch_of(*samples, {{.index = i, .bits = 0}})); };
-    return held;
+    HeldOut held_out;
+    held_out.count = samples->size();
+    held_out.read = [samples, family](int64_t i) {
+      return scaled(*family, batch_of(*samples, {{.index = i, .bits = 0}}));
+    };
+    return held_out;
   }
-  where.array_columns.push_back(own_time + "|");
+  where.array_columns.push_back(timesteps_field + "|");
   const std::shared_ptr<const RecordSource> source = open_source(where);
-  HeldOut held;
-  std::vector<std::pair<int64_t, int64_t>> places;  // shard and offset of each record that is read in shards
+  HeldOut held_out;
+  std::vector<std::pair<int64_t, int64_t>> places;  // for records in shards: shard and offset of each
   std::map<std::string, Shape> first;
   auto add = [&](const Record& r) {
     for (const auto& [name, a] : r.arrays) {
@@ -235,18 +256,20 @@ HeldOut held_out_samples(ModelComponents& models, const TrainPlan& plan) {
       check(a.shape() == shape, Code::io, "{}: '{}' is {}; expected {}, as in the records before", r.name, name,
             to_string(a.shape()), to_string(shape));
     }
-    const auto time = r.arrays.find(own_time);
+    const auto time = r.arrays.find(timesteps_field);
     const bool has_time = time != r.arrays.end();
-    check(held.count == 0 || has_time != held.timesteps.empty(), Code::io,
-          "{}: some records of '{}' have '{}' and some do not", r.name, eval.keys.eval_data_dir, own_time);
-    ++held.count;
+    check(held_out.count == 0 || has_time != held_out.timesteps.empty(), Code::io,
+          "{}: some records of '{}' have '{}' and some do not", r.name, eval.keys.eval_data_dir, timesteps_field);
+    ++held_out.count;
     if (!has_time) return;
-    check(time->second.shape().elements() == 1, Code::io, "{}: '{}' is {}, expected one number", r.name, own_time,
-          to_string(time->second.shape()));
-    held.timesteps.push_back(static_cast<int64_t>(time->second.to_doubles()[0]));
+    check(time->second.shape().elements() == 1, Code::io, "{}: '{}' is {}, expected one number", r.name,
+          timesteps_field, to_string(time->second.shape()));
+    held_out.timesteps.push_back(static_cast<int64_t>(time->second.to_doubles()[0]));
   };
-  // Without times of their own, the first are measured at every time; the others are not looked at.
-  auto enough = [&] { return held.timesteps.empty() && held.count >= eval.keys.eval_max_number_of_samples_in_bucket; };
+  // If records have no timesteps, the first ones are measured at every timestep, and the others are not read.
+  auto enough = [&] {
+    return held_out.timesteps.empty() && held_out.count >= eval.keys.eval_max_number_of_samples_in_bucket;
+  };
   for (int64_t i = 0; source->shards() == 0 && i < source->size() && !enough(); ++i) add(source->read(i));
   for (int64_t shard = 0; shard < source->shards() && !enough(); ++shard) {
     const std::unique_ptr<ShardReader> reader = source->open(shard, 0);
@@ -257,17 +280,17 @@ HeldOut held_out_samples(ModelComponents& models, const TrainPlan& plan) {
       places.emplace_back(shard, at);
     }
   }
-  held.read = [source, family, own_time, places = std::move(places)](int64_t i) {
+  held_out.read = [source, family, timesteps_field, places = std::move(places)](int64_t i) {
     auto in_shard = [&](const std::pair<int64_t, int64_t>& at) {
       return (*source->open(at.first, at.second)->next())();
     };
     Record r = places.empty() ? source->read(i) : in_shard(places.at(static_cast<size_t>(i)));
-    r.arrays.erase(own_time);
+    r.arrays.erase(timesteps_field);
     HostArrays one;
     for (const auto& [name, a] : r.arrays) one[name] = a.reshaped(batched(1, a.shape()).dims);
     return family->spec().records->from_records(family->spec(), one);
   };
-  return held;
+  return held_out;
 }
 
 }  // namespace md

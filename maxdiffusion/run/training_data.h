@@ -1,4 +1,4 @@
-// What a run is trained on, as batches, in each mode of data (settings/data_mode.h).
+// A run's training data as batches, for each data mode (settings/data_mode.h).
 #pragma once
 
 #include <memory>
@@ -11,16 +11,16 @@
 namespace md {
 
 struct TrainingData {
-  DenoiseTask task;  // the plan's, on what the data is
+  DenoiseTask task;  // the plan's task, adapted to the data
   std::unique_ptr<Dataset> batches;
-  HostArrays constants = {};            // arrays of the batch that are the same in every step
+  HostArrays constants = {};            // arrays of the batch that are equal in every step
   std::vector<ImageSize> buckets = {};  // sizes of the images; empty: all have the task's size
 };
 
-/// With plan.autoencoder the autoencoder is trained first. `encode`: false leaves that out, and what would be encoded
-/// beforehand: batches hold pixels and token ids, of DreamBooth those of the subject.
+/// Opens the training data. With plan.autoencoder, trains the autoencoder first. `encode`: false skips this and the
+/// encoding: batches hold pixels and token ids, for DreamBooth those of the subject.
 TrainingData open_training_data(ModelComponents& models, const TrainPlan& plan, bool encode = true);
-/// Throws what opening the source of plan.eval does. It may be the emoji of plan.data, which are made first.
+/// Throws the errors of opening plan.eval's source. If that is plan.data's emoji, renders them first.
 void check_held_out(const TrainPlan& plan);
 /// The first held-out records of plan.eval as fields of the plan's task, one row each.
 HeldOut held_out_samples(ModelComponents& models, const TrainPlan& plan);

@@ -22,7 +22,7 @@ HostArray unit_range(const HostArray& media) {
   return out;
 }
 
-/// One more than the largest n of the names `prefix`n and `prefix`n.ending; 0: there is none.
+/// One more than the largest n in names `prefix`n and `prefix`n.ending; 0 if there is none.
 int64_t next_number(const std::set<std::string>& names, const std::string& prefix) {
   int64_t next = 0;
   for (const std::string& name : names) {
@@ -35,27 +35,30 @@ int64_t next_number(const std::set<std::string>& names, const std::string& prefi
   return next;
 }
 
-void write_tensor(const std::string& folder, const std::string& name, const HostArray& a,
-                  const std::set<std::string>& taken) {
-  const std::string more = taken.contains(name + ".safetensors")
-                               ? fmt::format("_{}", std::max<int64_t>(next_number(taken, name + "_"), 1))
-                               : "";
-  const std::string path = fmt::format("{}/{}{}.safetensors", folder, name, more);
+std::string write_tensor(const std::string& folder, const std::string& name, const HostArray& a,
+                         const std::set<std::string>& existing) {
+  const std::string suffix = existing.contains(name + ".safetensors")
+                                 ? fmt::format("_{}", std::max<int64_t>(next_number(existing, name + "_"), 1))
+                                 : "";
+  const std::string file = name + suffix + ".safetensors", path = folder + "/" + file;
   make_folders(folder);
   write_safetensors(path, {{name, a}});
   log_info("wrote {}", path);
+  return file;
 }
 
 }  // namespace
 
-void write_media(const std::string& prefix, const std::string& type, const HostArray& media, double fps,
-                 const std::function<PngTexts(int64_t i)>& texts, const std::set<std::string>& taken) {
+std::set<std::string> write_media(const std::string& prefix, const std::string& type, const HostArray& media,
+                                  double fps, const std::function<PngTexts(int64_t i)>& texts,
+                                  const std::set<std::string>& existing) {
   const bool videos = media.dims().size() == 5;
   const std::string folder = std::filesystem::path(prefix).parent_path();
-  if (type == "np") return write_tensor(folder, videos ? "video" : "images", unit_range(media), taken);
+  if (type == "np") return {write_tensor(folder, videos ? "video" : "images", unit_range(media), existing)};
   check(videos || type != "mp4", Code::invalid_config, "output_type is mp4; expected png: this model generates images");
   make_folders(folder);
-  const int64_t first = next_number(taken, std::filesystem::path(prefix).filename());
+  std::set<std::string> written;
+  const int64_t first = next_number(existing, std::filesystem::path(prefix).filename());
   for (int64_t i = 0; i < media.dims()[0]; ++i) {
     std::string path = fmt::format("{}{}", prefix, first + i);
     const HostArray one = image_of_batch(media, i);
@@ -66,13 +69,16 @@ void write_media(const std::string& prefix, const std::string& type, const HostA
     else
       write_mp4(path += ".mp4", one, {.fps = fps});
     log_info("wrote {}", path);
+    written.insert(std::filesystem::path(path).filename());
   }
+  return written;
 }
 
 HostArray preview_of(const HostArray& rgb) { return rgb.dims().size() == 4 ? film_strip(rgb, 5) : rgb; }
 
-void write_latents(const std::string& folder, const HostArray& latents, const std::set<std::string>& taken) {
-  write_tensor(folder, "latents", channels_first(latents), taken);
+std::set<std::string> write_latents(const std::string& folder, const HostArray& latents,
+                                    const std::set<std::string>& existing) {
+  return {write_tensor(folder, "latents", channels_first(latents), existing)};
 }
 
 }  // namespace md

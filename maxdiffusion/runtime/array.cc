@@ -1,4 +1,4 @@
-// Array: shards of one value.
+// Array: the shards of one value.
 #include "maxdiffusion/runtime/runtime.h"
 
 namespace md {

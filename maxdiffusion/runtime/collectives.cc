@@ -15,12 +15,12 @@ struct Reach {
   bool between_slices = false;
 };
 
-/// Along which axes the members of a group differ, over all groups.
+/// The mesh axes along which members of a group differ, over all groups.
 Reach reach_of(const pjrt::Collective& c, const Mesh& mesh) {
   Reach reach{std::vector<bool>(mesh.axes().size(), false)};
   std::vector<std::vector<int64_t>> groups = c.groups;
   if (groups.empty()) {
-    std::set<int> slices;  // of which there is one already, where only those between them talk
+    std::set<int> slices;  // slices seen so far, for collectives between slices only
     groups.emplace_back();
     for (int64_t i = 0; i < mesh.devices(); ++i)
       if (!c.between_slices || slices.insert(mesh.slice(i)).second) groups[0].push_back(i);
@@ -68,14 +68,14 @@ std::string to_string(const CollectiveSum& sum) {
 
 namespace {
 
-/// Of one operation made of several, "of/(a:b:c)", the first name and how many more.
+/// The label of a fused operation, "of/(a:b:c)": the first name and the number of others.
 std::string short_name(const std::string& name) {
   if (name.empty()) return "(no name)";
-  const auto more = std::ranges::count(name, ':');
-  if (more == 0) return name;
+  const auto others = std::ranges::count(name, ':');
+  if (others == 0) return name;
   std::string first = name.substr(0, name.find(':'));
   if (const size_t open = first.find('('); open != first.npos) first.erase(open, 1);
-  return fmt::format("{} and {} more", first, more);
+  return fmt::format("{} and {} more", first, others);
 }
 
 }  // namespace

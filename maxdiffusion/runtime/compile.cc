@@ -1,4 +1,4 @@
-// Graph → text → executable, through the cache; and the letter written when the compiler refuses.
+// Graph → text → executable, through the cache; and the error message if compilation fails.
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -52,7 +52,7 @@ std::map<std::string, std::string> parse_flags(const std::string& text) {
   return flags;
 }
 
-/// Those of the config, then those of its set, then the platform's own.
+/// Flags of the config, then of its flag set, then of the platform.
 std::map<std::string, std::string> flags_of(const CompileConfig& config, const pjrt::PlatformDef& platform) {
   std::map<std::string, std::string> flags = parse_flags(config.xla_flags);
   for (const pjrt::FlagSet& set : platform.flag_sets)
@@ -66,7 +66,7 @@ const std::string& cache_folder(const CompileConfig& config) {
   return config.aot_cache_dir.empty() ? config.jax_cache_dir : config.aot_cache_dir;
 }
 
-/// The compiler's first lines are the reason; the rest is often the whole program.
+/// The first lines of a compiler's error have the reason; the rest is often the whole program.
 std::string first_lines(const std::string& text) {
   std::string out;
   std::istringstream lines(text);
@@ -77,9 +77,9 @@ std::string first_lines(const std::string& text) {
 }
 
 std::string print(const Graph& graph, const Mesh& mesh, const std::string& name, CompileReport& report) {
-  const int64_t wanted = graph.options().devices();
-  check(wanted == mesh.devices(), Code::invalid_graph,
-        "compile '{}': the graph was opened for {} devices, the mesh has {}", name, wanted, mesh.devices());
+  const int64_t graph_devices = graph.options().devices();
+  check(graph_devices == mesh.devices(), Code::invalid_graph,
+        "compile '{}': the graph was opened for {} devices, the mesh has {}", name, graph_devices, mesh.devices());
   const auto start = Clock::now();
   std::string text = to_stablehlo(graph, symbol(name));
   report.emit_seconds = seconds_since(start);
@@ -87,8 +87,8 @@ std::string print(const Graph& graph, const Mesh& mesh, const std::string& name,
   return text;
 }
 
-/// Removes the flag that an older compiler does not know from `flags`, if it is one of ours; not one of the config,
-/// which is refused.
+/// Removes a flag from `flags` that an older compiler does not know, if it is the platform's; flags of the config are
+/// an error.
 bool remove_unknown_flag(const Error& e, const CompileConfig& config, std::map<std::string, std::string>& flags) {
   constexpr std::string_view kSaid = "No such compile option: '";
   const std::string& text = e.message();
@@ -115,21 +115,21 @@ bool remove_unknown_flag(const Error& e, const CompileConfig& config, std::map<s
   throw out;
 }
 
-/// Sends missing cache entries of process 0 to the others, which may not share a file system. Either all load what one
-/// has compiled or, where that cannot be kept, each compiles.
+/// Sends missing cache entries of process 0 to the others, which may not share a file system. Either all load what
+/// process 0 has compiled or, if that cannot be cached, each compiles.
 void share(const ExecutableCache& cache, const std::set<std::string>& entries, const std::string& topic) {
-  constexpr size_t kTogether = size_t{1} << 20;  // so that signs of life find their way between
+  constexpr size_t kTogether = size_t{1} << 20;  // small messages, so that heartbeats can be sent between them
   Processes& all = processes();
   std::istringstream names(all.from_coordinator(topic, fmt::format("{}", fmt::join(entries, "\n"))));
   for (std::string name; std::getline(names, name);) {
-    const bool here = cache.get(name).has_value();
-    const std::vector<std::string> found = all.gather(topic, here ? "here" : "");
+    const bool cached = cache.get(name).has_value();
+    const std::vector<std::string> found = all.gather(topic, cached ? "here" : "");
     if (found[0].empty() || std::ranges::count(found, "") == 0) continue;
     std::string bytes = all.is_coordinator() ? cache.get(name).value_or("") : "", got;
     const size_t size = std::stoull(all.from_coordinator(topic, std::to_string(bytes.size())));
     for (size_t at = 0; at < size; at += kTogether)
       got += all.from_coordinator(topic, all.is_coordinator() ? bytes.substr(at, kTogether) : "");
-    if (!here) cache.keep(name, got);
+    if (!cached) cache.keep(name, got);
   }
 }
 
@@ -140,14 +140,14 @@ void on_coordinator_first(const Devices& devices, const CompileConfig& config, c
   if ((devices.replicas() == 1 && !devices.joint()) || cache_folder(config) == "off") return compiles(config);
   std::mutex mutex;
   std::set<std::string> used;
-  CompileConfig own = config;
-  own.uses = [&](const std::string& entry) {
+  CompileConfig with_uses = config;
+  with_uses.uses = [&](const std::string& entry) {
     const std::lock_guard lock(mutex);
     used.insert(entry);
   };
-  if (processes().is_coordinator()) compiles(own);
+  if (processes().is_coordinator()) compiles(with_uses);
   share(ExecutableCache(cache_folder(config)), used, topic);
-  if (!processes().is_coordinator()) compiles(own);
+  if (!processes().is_coordinator()) compiles(with_uses);
 }
 
 Program compile(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name) {
@@ -175,14 +175,14 @@ std::shared_ptr<const Program> ProgramCache::compile(const Devices& devices, con
   return programs_.front().second;
 }
 
-/// `text`: of the graph.
+/// `text`: StableHLO of the graph.
 Program compile_text(const Devices& devices, const Graph& graph, const CompileConfig& config, const std::string& name,
                      const std::string& text, CompileReport report) {
   Span span("compile");
   auto start = Clock::now();
   const pjrt::Client& client = devices.client();
   pjrt::CompileOptions options{.device_ids = devices.mesh().device_ids(), .flags = flags_of(config, client.platform())};
-  // One process compiles and the others load: it must not wait for theirs to try kernels, too.
+  // Only one process compiles: it must not wait for the others to autotune kernels.
   if (devices.joint() && client.platform().hardware == std::string_view("gpu"))
     options.flags.emplace("xla_gpu_shard_autotuning", "False");
   const ExecutableCache cache(cache_folder(config));
@@ -220,7 +220,7 @@ Program compile_text(const Devices& devices, const Graph& graph, const CompileCo
     if (cached) {
       try {
         cache.put(key, executable->compiled().serialize());
-      } catch (const Error& e) {  // not every plugin can
+      } catch (const Error& e) {  // not every plugin supports this
         log_warning("executable cache: '{}' is not saved: {}", name, e.message());
       }
     }
@@ -299,8 +299,8 @@ AheadOfTime compile_ahead(const pjrt::Topology& topology, const Mesh& mesh, cons
       const std::string key = executable_key(text, options,
                                              {topology.platform(), topology.platform_version(),
                                               cache.hash_of_file(topology.plugin().path()), topology.devices()});
-      cache.put(key, compiled.serialize());  // which warns on failure
-      if (exists(cache.path(key))) out.kept = cache.path(key);
+      cache.put(key, compiled.serialize());  // logs a warning on failure
+      if (exists(cache.path(key))) out.cache_file = cache.path(key);
     }
   } catch (const Error& e) {
     refuse(e, name, text);

@@ -1,4 +1,4 @@
-// Devices: client and mesh together, and what graphs need to know of them.
+// Devices: client and mesh together, and the properties of these that graphs need.
 #include <algorithm>
 #include <numeric>
 #include <string_view>
@@ -97,12 +97,12 @@ Devices Devices::as_process(int process, std::vector<int> processes) const {
   return d;
 }
 
-Devices Devices::own() const {
+Devices Devices::local_devices() const {
   if (!joint()) return *this;
-  Topology here = topology(*client_);
-  std::erase_if(here.devices, [&](const DeviceInfo& d) { return !client_->device(d.id).addressable; });
-  for (DeviceInfo& d : here.devices) d.slice = 0;
-  return Devices(client_, Mesh::make({}, here), rules_);
+  Topology local = topology(*client_);
+  std::erase_if(local.devices, [&](const DeviceInfo& d) { return !client_->device(d.id).addressable; });
+  for (DeviceInfo& d : local.devices) d.slice = 0;
+  return Devices(client_, Mesh::make({}, local), rules_);
 }
 
 Devices Devices::open(const std::string& hardware, int64_t cpu_devices, const MeshConfig& config) {

@@ -1,5 +1,6 @@
-// Entry, KEY.pjrt: a line naming the format, a line with the hash of the rest, the executable as the plugin serialized
-// it. Hash of a file, HASH_OF_ITS_PATH.hash: a line naming the format, its path, a line of what stat says, the hash.
+// Entry KEY.pjrt: a line naming the format, a line with the hash of the rest, then the executable as serialized by the
+// plugin. File hash HASH_OF_ITS_PATH.hash: a line naming the format, the file's path, a line with its stat values, the
+// hash.
 #include "maxdiffusion/runtime/executable_cache.h"
 
 #include <sys/stat.h>
@@ -83,7 +84,7 @@ void ExecutableCache::keep(const std::string& key, std::string_view executable) 
     bytes += executable;
     write_file_atomic(file, bytes);
     trim();
-  } catch (const std::exception& e) {  // of the file system as well as ours
+  } catch (const std::exception& e) {  // of the file system or this program
     log_warning("executable cache: '{}' is not written: {}", file, e.what());
   }
 }
@@ -91,26 +92,26 @@ void ExecutableCache::keep(const std::string& key, std::string_view executable) 
 std::string ExecutableCache::hash_of_file(const std::string& path) const {
   struct stat st {};
   check(::stat(path.c_str(), &st) == 0, Code::io, "executable cache: '{}' was removed", path);
-  const std::string seen =
+  const std::string header =
       fmt::format("maxdiffusion hash 1\n{}\n{} {} {}.{:09} {}.{:09}\n", path, st.st_ino, st.st_size, st.st_mtim.tv_sec,
                   st.st_mtim.tv_nsec, st.st_ctim.tv_sec, st.st_ctim.tv_nsec);
-  const std::string kept = folder_.empty() ? "" : folder_ + "/" + content_hash(path) + ".hash";
-  if (!kept.empty() && exists(kept)) {
+  const std::string hash_file = folder_.empty() ? "" : folder_ + "/" + content_hash(path) + ".hash";
+  if (!hash_file.empty() && exists(hash_file)) {
     try {
-      const std::string text = read_file(kept);
-      if (text.size() == seen.size() + kHashDigits && text.starts_with(seen)) return text.substr(seen.size());
+      const std::string text = read_file(hash_file);
+      if (text.size() == header.size() + kHashDigits && text.starts_with(header)) return text.substr(header.size());
     } catch (const Error& e) {
-      log_warning("executable cache: '{}' is ignored: {}", kept, e.message());
+      log_warning("executable cache: '{}' is ignored: {}", hash_file, e.message());
     }
   }
   const MappedFile file = map_file(path);
   std::string hash = content_hash({reinterpret_cast<const char*>(file.data), file.size});
-  if (!kept.empty()) {
+  if (!hash_file.empty()) {
     try {
       make_folders(folder_);
-      write_file_atomic(kept, seen + hash);
+      write_file_atomic(hash_file, header + hash);
     } catch (const Error& e) {
-      log_warning("executable cache: '{}' is not written: {}", kept, e.message());
+      log_warning("executable cache: '{}' is not written: {}", hash_file, e.message());
     }
   }
   return hash;
@@ -124,7 +125,7 @@ void ExecutableCache::trim() const {
   };
   std::vector<Entry> entries;
   uint64_t total = 0;
-  std::error_code error;  // another process may trim at the same time: whatever is gone is gone
+  std::error_code error;  // another process may trim at the same time; missing files are ignored
   for (const auto& e : fs::directory_iterator(folder_, error)) {
     if (e.path().extension() != kExtension) continue;
     Entry entry{e.last_write_time(error), e.file_size(error), e.path()};
@@ -133,7 +134,7 @@ void ExecutableCache::trim() const {
     entries.push_back(std::move(entry));
   }
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) { return a.used < b.used; });
-  for (size_t i = 0; i + 1 < entries.size() && total > limit_; ++i) {  // the newest stays in any case
+  for (size_t i = 0; i + 1 < entries.size() && total > limit_; ++i) {  // the newest is always kept
     fs::remove(entries[i].path, error);
     total -= entries[i].bytes;
   }

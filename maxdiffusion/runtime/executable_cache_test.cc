@@ -1,4 +1,4 @@
-// Executables on disk: found again, keyed by everything that matters, harmless when damaged.
+// Executables on disk: they are found again, the key covers everything that matters, damaged ones do no harm.
 #include "maxdiffusion/runtime/executable_cache.h"
 
 #include <gtest/gtest.h>
@@ -115,7 +115,7 @@ TEST_F(Cache, TheOrderOfDevicesIsInTheKey) {
   const auto client = pjrt::Client::open("cpu", {{"cpu_device_count", int64_t{2}}});
   Topology swapped = topology(*client);
   const Devices forth(client, Mesh::make({}, swapped));
-  for (DeviceInfo& d : swapped.devices) d.slice = 1 - d.id;  // meshes list slices in order
+  for (DeviceInfo& d : swapped.devices) d.slice = 1 - d.id;  // meshes sort slices by number
   const Devices back(client, Mesh::make({}, swapped));
   ASSERT_EQ(forth.mesh().device_ids(), (std::vector<int>{0, 1}));
   ASSERT_EQ(back.mesh().device_ids(), (std::vector<int>{1, 0}));
@@ -164,13 +164,13 @@ TEST_F(Cache, HashesOfUnchangedFilesAreCached) {
   const std::string hash = cache.hash_of_file(a);
   EXPECT_EQ(hash, content_hash("one"));
   EXPECT_EQ(cache.hash_of_file(b), hash);
-  const std::string kept = folder_ + "/" + content_hash(a) + ".hash", text = read_file(kept);
+  const std::string hash_file = folder_ + "/" + content_hash(a) + ".hash", text = read_file(hash_file);
   const std::string other(hash.size(), 'f');
-  write_file_atomic(kept, text.substr(0, text.size() - hash.size()) + other);
+  write_file_atomic(hash_file, text.substr(0, text.size() - hash.size()) + other);
   EXPECT_EQ(cache.hash_of_file(a), other) << "the file is not read again";
-  write_file_atomic(kept, text.substr(0, text.size() - 1));
+  write_file_atomic(hash_file, text.substr(0, text.size() - 1));
   EXPECT_EQ(cache.hash_of_file(a), hash) << "cut short";
-  write_file_atomic(a, "two");  // as long, another inode
+  write_file_atomic(a, "two");  // same length, another inode
   EXPECT_EQ(cache.hash_of_file(a), content_hash("two"));
   const fs::file_time_type before = fs::last_write_time(a);
   std::ofstream(a) << "six";

@@ -15,7 +15,8 @@
 namespace md {
 namespace {
 
-/// What code for the CPU depends on; it must not travel to another, nor to where kernels choose otherwise.
+/// The processor properties that CPU code depends on: it must not run on another processor, or where kernels are
+/// selected differently.
 std::string processor_of_machine() {
   std::string s;
   std::ifstream file("/proc/cpuinfo");

@@ -14,7 +14,7 @@
 namespace md {
 namespace {
 
-/// CPU processes shard only batches.
+/// Throws invalid_config unless CPU processes shard only batches.
 void check_slices(const MeshConfig& c, int64_t processes) {
   const std::pair<const char*, int64_t> others[] = {{"dcn_fsdp_parallelism", c.dcn_fsdp_parallelism},
                                                     {"dcn_fsdp_batch_parallelism", c.dcn_fsdp_batch_parallelism},
@@ -33,7 +33,7 @@ void check_slices(const MeshConfig& c, int64_t processes) {
         .note("try: dcn_data_parallelism=-1, which is their number");
 }
 
-/// Key-value store of the processes' clients.
+/// Key-value store of the processes for their clients.
 class OfProcesses final : public pjrt::KeyValues {
  public:
   void put(const std::string& key, const std::string& value) override { processes().put(prefix_ + key, value); }
@@ -44,10 +44,10 @@ class OfProcesses final : public pjrt::KeyValues {
     static std::atomic<int64_t> clients = 0;
     return fmt::format("client {}: ", clients++);
   }
-  const std::string prefix_ = next();  // all processes open the same clients, one after the other
+  const std::string prefix_ = next();  // all processes open the same clients in the same order
 };
 
-/// GPUs of this host; 0: unknown.
+/// Number of GPUs on this host; 0: unknown.
 int64_t visible_gpus() {
   const char* chosen = std::getenv("CUDA_VISIBLE_DEVICES");
   if (const std::string list = chosen ? chosen : ""; !list.empty()) return std::ranges::count(list, ',') + 1;
@@ -66,13 +66,13 @@ pjrt::Options options_of(const HardwareKeys& keys, Processes& all) {
   if (keys.hardware != "gpu" || all.alone()) return options;
   options["node_id"] = all.rank();
   options["num_nodes"] = all.count();
-  const LocalRank here = local_rank(all);
-  if (std::vector<int64_t> own = gpus_of_process(here.rank, here.count, visible_gpus()); !own.empty())
-    options["visible_devices"] = std::move(own);
+  const LocalRank local = local_rank(all);
+  if (std::vector<int64_t> gpus = gpus_of_process(local.rank, local.count, visible_gpus()); !gpus.empty())
+    options["visible_devices"] = std::move(gpus);
   return options;
 }
 
-/// The processes of a client must be those that the launcher started.
+/// Checks that a client's processes are those that the launcher started.
 void check_joint(const Devices& devices, Processes& all) {
   const std::set<int> of(devices.processes().begin(), devices.processes().end());
   if (all.alone()) {
@@ -99,22 +99,30 @@ std::vector<int64_t> gpus_of_process(int64_t rank, int64_t count, int64_t visibl
   check(visible % count == 0, Code::invalid_config,
         "{} GPUs do not divide into equal parts for the {} processes of this host; start as many as divide them",
         visible, count);
-  std::vector<int64_t> own;
-  for (int64_t i = 0; i < visible / count; ++i) own.push_back(rank * (visible / count) + i);
-  return own;
+  std::vector<int64_t> gpus;
+  for (int64_t i = 0; i < visible / count; ++i) gpus.push_back(rank * (visible / count) + i);
+  return gpus;
 }
 
-Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, AxisRules rules) {
+std::shared_ptr<pjrt::Client> open_client(const HardwareKeys& keys) {
+  check(keys.topology.empty(), Code::invalid_config,
+        "topology is '{}': programs run on attached hardware only; try: the command compile, or an empty topology",
+        keys.topology);
+  check(keys.gpu_type.empty(), Code::invalid_config,
+        "gpu_type is '{}'; expected empty: it belongs to the topology of compile and plan", keys.gpu_type);
   Processes& all = processes();
   const bool shares = keys.hardware == "gpu" && !all.alone();
-  auto client = [&] {
-    try {
-      return pjrt::Client::open(keys.hardware, options_of(keys, all), keys.plugin,
-                                shares ? std::make_shared<OfProcesses>() : nullptr);
-    } catch (Error& e) {
-      throw e.note(fmt::format("hardware is {}", keys.hardware));
-    }
-  }();
+  try {
+    return pjrt::Client::open(keys.hardware, options_of(keys, all), keys.plugin,
+                              shares ? std::make_shared<OfProcesses>() : nullptr);
+  } catch (Error& e) {
+    throw e.note(fmt::format("hardware is {}", keys.hardware));
+  }
+}
+
+Devices open_devices(const std::shared_ptr<pjrt::Client>& client, const HardwareKeys& keys, const MeshConfig& mesh,
+                     AxisRules rules) {
+  Processes& all = processes();
   Devices devices(client, Mesh::make(mesh, topology(*client)), std::move(rules));
   if (keys.hardware == "cpu" && !all.alone()) {
     check_slices(mesh, all.count());
@@ -132,12 +140,8 @@ Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, AxisRules
 
 Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, const ShardingKeys& sharding,
                      const std::string& of_family) {
-  check(keys.topology.empty(), Code::invalid_config,
-        "topology is '{}': programs run on attached hardware only; try: the command compile, or an empty topology",
-        keys.topology);
-  check(keys.gpu_type.empty(), Code::invalid_config,
-        "gpu_type is '{}'; expected empty: it belongs to the topology of compile and plan", keys.gpu_type);
-  return open_devices(keys, mesh, AxisRules::for_family(sharding, mesh.axes(), of_family));
+  const std::shared_ptr<pjrt::Client> client = open_client(keys);
+  return open_devices(client, keys, mesh, AxisRules::for_family(sharding, mesh.axes(), of_family));
 }
 
 }  // namespace md

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -28,12 +29,14 @@ struct HardwareKeys {
   }
 };
 
-/// Opens the devices of `hardware` with the mesh of the keys. CPU devices of several processes (processes/processes.h)
-/// are replicas: between processes only dcn_data_parallelism may be above 1, and is their number. GPUs and TPUs of
-/// several processes form one mesh. Throws as pjrt::Client::open and Mesh::make do.
-Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, AxisRules rules);
-
-/// The devices for a model whose family has the axis rules `of_family`. Throws invalid_config for unattached hardware.
+/// Opens the plugin and its devices. Throws as pjrt::Client::open does; invalid_config for unattached hardware.
+std::shared_ptr<pjrt::Client> open_client(const HardwareKeys& keys);
+/// The devices of a client with the mesh of the keys. CPU devices of several processes (processes/processes.h) are
+/// replicas: between processes only dcn_data_parallelism may be above 1, and is their number. GPUs and TPUs of several
+/// processes form one mesh. Throws as Mesh::make does.
+Devices open_devices(const std::shared_ptr<pjrt::Client>& client, const HardwareKeys& keys, const MeshConfig& mesh,
+                     AxisRules rules);
+/// Like the above with a new client, for a model whose family has the axis rules `of_family`.
 Devices open_devices(const HardwareKeys& keys, const MeshConfig& mesh, const ShardingKeys& sharding,
                      const std::string& of_family);
 

@@ -5,7 +5,7 @@
 
 #include "maxdiffusion/base/host_memory.h"
 
-// Of tcmalloc, where the program is linked to it (cmake/modules.cmake: md_allocator).
+// From tcmalloc, if the program links it (cmake/modules.cmake: md_allocator).
 extern "C" [[gnu::weak]] void MallocExtension_ReleaseFreeMemory();
 
 namespace md {

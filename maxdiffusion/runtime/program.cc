@@ -1,4 +1,4 @@
-// Running a compiled program: checks, the call, and who owns what afterwards.
+// Runs a compiled program: checks, call, and ownership of the arrays afterwards.
 #include <algorithm>
 
 #include "maxdiffusion/base/error.h"
@@ -8,7 +8,7 @@
 namespace md {
 namespace {
 
-/// Dims without trailing replicated ones, so that equal shardings compare equal.
+/// Whether two shardings are equal; trailing replicated dims are ignored.
 bool same_sharding(const Sharding& a, const Sharding& b) {
   const size_t n = std::max(a.dims.size(), b.dims.size());
   for (size_t i = 0; i < n; ++i) {
@@ -97,7 +97,7 @@ std::vector<Array> Program::run(const std::vector<Array*>& inputs) const {
   return out;
 }
 
-ArrayMap Program::run(ArrayMap& donated, const ArrayMap& kept) const {
+ArrayMap Program::run(ArrayMap& donated, const ArrayMap& retained) const {
   const Impl& p = *impl_;
   std::vector<Array*> inputs;
   for (size_t i = 0; i < p.inputs.size(); ++i) {
@@ -106,11 +106,11 @@ ArrayMap Program::run(ArrayMap& donated, const ArrayMap& kept) const {
       inputs.push_back(&it->second);
       continue;
     }
-    auto it = kept.find(name);
-    check(it != kept.end(), Code::device, "run '{}': input '{}' is not given", p.name, name);
+    auto it = retained.find(name);
+    check(it != retained.end(), Code::device, "run '{}': input '{}' is not given", p.name, name);
     check(!p.inputs[i].aliased, Code::device,
           "run '{}': input '{}' is aliased to an output; expected among the donated arrays", p.name, name);
-    inputs.push_back(const_cast<Array*>(&it->second));  // not aliased, so run() leaves it alone
+    inputs.push_back(const_cast<Array*>(&it->second));  // not aliased, so run() does not change it
   }
   std::vector<Array> results = run(inputs);
   for (size_t i = 0; i < p.inputs.size(); ++i)

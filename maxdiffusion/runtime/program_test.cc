@@ -1,4 +1,4 @@
-// The chain graph → executable → device arrays, on the real plugin and one device.
+// The chain graph → executable → device arrays, with the real plugin and one device.
 #include <gtest/gtest.h>
 #include <xla/ffi/api/ffi.h>
 
@@ -105,7 +105,7 @@ TEST(Program, DonationReusesMemoryAndEmptiesTheArray) {
   EXPECT_EQ(error_of([&] { devices.get(a); }).code(), Code::device);
 }
 
-// On a CPU a state that is moved to its program is not copied, and the program writes its results where it lies.
+// On a CPU, state that is moved into its program is not copied, and the program writes its results in place.
 TEST(Program, SolelyOwnedValuesAreNotCopied) {
   const Devices devices = Devices::open();
   Graph g(devices.graph_options());
@@ -146,11 +146,11 @@ TEST(Program, RefusesWrongInputsByName) {
   EXPECT_TRUE(good) << "a refused run takes nothing";
   EXPECT_EQ(error_of([&] { p.run({&good}); }).code(), Code::device);
 
-  ArrayMap donated, kept;
-  kept["weight"] = devices.put(floats({3}, {1, 2, 3}));
-  e = error_of([&] { p.run(donated, kept); });
+  ArrayMap donated, retained;
+  retained["weight"] = devices.put(floats({3}, {1, 2, 3}));
+  e = error_of([&] { p.run(donated, retained); });
   EXPECT_NE(e.message().find("among the donated"), std::string::npos) << e.message();
-  donated = std::move(kept);
+  donated = std::move(retained);
   e = error_of([&] { p.run(donated, {}); });
   EXPECT_NE(e.message().find("'bias' is not given"), std::string::npos) << e.message();
   EXPECT_TRUE(donated["weight"]);
@@ -193,7 +193,8 @@ TEST(Program, RunAndFetchReturnBeforeTheDeviceIsDone) {
   pjrt::register_ffi_handler(devices.client(), "md_test_gate", reinterpret_cast<void*>(kGate));
   Graph g(devices.graph_options());
   Tensor x = g.input("x", {DType::f32, {256, 256}});
-  // The plugin runs programs of next to no arithmetic in the caller's thread; a product is enough to be sent away.
+  // The plugin runs programs with little arithmetic in the caller's thread; one product is enough to make it
+  // asynchronous.
   g.output("out", apply(kTestCall, {apply(kTestMatmul, {x, x})}, std::string("md_test_gate")));
   const Program p = compile(devices, g, kNoCache, "gate");
   Array a = devices.put(counting({256, 256}, 2));
@@ -206,7 +207,7 @@ TEST(Program, RunAndFetchReturnBeforeTheDeviceIsDone) {
   EXPECT_TRUE(pending.ready());
 }
 
-// Two runs under way would each hold temporary memory.
+// Two runs in flight would each hold temporary memory.
 TEST(Program, OnTheHostWaitsForItsLastRun) {
   const Devices devices = Devices::open();
   if (!pjrt::supports_ffi_handlers(devices.client())) GTEST_SKIP() << "this plugin cannot call back";
@@ -262,7 +263,7 @@ TEST(Program, DevicesMayGoWhileWorkIsUnderWay) {
       state = p.run(state, batch);
       fetch(devices, state["x"]);
     }
-  }  // nobody waited for any of it
+  }  // none of the results is waited for
 }
 
 TEST(Program, FetchedArrayMayBeDonatedBeforeTheCopyIsDone) {

@@ -86,7 +86,7 @@ class Devices {
   /// Whether devices of other processes are included: all processes must then run every program.
   bool joint() const { return local_.size() < processes_.size(); }
   /// The devices of this process, along the axis data.
-  Devices own() const;
+  Devices local_devices() const;
   Platform platform() const;
   /// Options of graphs for these devices; `rules` may be null (all replicated).
   GraphOptions graph_options(const AxisRules* rules = nullptr) const;
@@ -139,7 +139,7 @@ class PendingShards {
 enum class Which { local, owned };
 /// Starts copying to the host without waiting for the device.
 PendingShards fetch_shards(const Devices& devices, const Array& a, Which which = Which::owned);
-/// As fetch_shards, but shards are read lazily: borrowed if the device's memory is the host's (CPU), else copied at
+/// Like fetch_shards, but shards are read lazily: borrowed if the device's memory is the host's (CPU), else copied at
 /// each read. `a` must not be moved or donated while they are in use.
 ShardedArray shards_in_place(const Devices& devices, const Array& a, Which which = Which::owned);
 
@@ -221,9 +221,9 @@ class Program {
   /// CPU it first waits for the previous run of this program. Aliased inputs are donated: their Array becomes empty.
   /// Throws device naming an input that is empty or has another shape.
   std::vector<Array> run(const std::vector<Array*>& inputs) const;
-  /// By name: looks up every input in `donated` first, then in `kept`. Aliased inputs must be in `donated`, from which
-  /// they are removed.
-  ArrayMap run(ArrayMap& donated, const ArrayMap& kept = {}) const;
+  /// By name: looks up every input in `donated` first, then in `retained`. Aliased inputs must be in `donated`, from
+  /// which they are removed.
+  ArrayMap run(ArrayMap& donated, const ArrayMap& retained = {}) const;
 
   const CompileReport& report() const;
   std::optional<MemoryPlan> memory() const;
@@ -247,7 +247,7 @@ Program compile(const Devices& devices, const Graph& graph, const CompileConfig&
 class ProgramCache {
  public:
   explicit ProgramCache(size_t most = 16) : most_(most) {}
-  /// As md::compile.
+  /// Like md::compile.
   std::shared_ptr<const Program> compile(const Devices& devices, const Graph& graph, const CompileConfig& config,
                                          const std::string& name);
 
@@ -272,7 +272,7 @@ struct AheadOfTime {
   std::map<std::string, int64_t> products;                // by types, as in pjrt::Operations
   int64_t instructions = 0, type_changes = 0;             // as in pjrt::Operations; 0: unknown
   CompileReport report;
-  std::string kept;  // file of the executable (aot_cache_dir)
+  std::string cache_file;  // file of the executable (aot_cache_dir)
 };
 /// Compiles for devices, or without loading for a topology; errors as compile().
 AheadOfTime compile_ahead(const Devices& devices, const Graph& graph, const CompileConfig& config,

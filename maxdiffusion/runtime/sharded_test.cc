@@ -1,4 +1,4 @@
-// Eight virtual CPU devices: arrays are split and put together again, and programs over them give the same numbers.
+// Eight virtual CPU devices: arrays are split and reassembled, and programs over them give the same numbers.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -74,7 +74,7 @@ TEST(Sharded, UnevenSplitNamesTheArray) {
   }
 }
 
-// Several processes, as each of them would see the eight devices.
+// The shards that each of several processes would have of the eight devices.
 
 TEST(Shards, OfAllProcessesMakeUpEachArrayOnce) {
   const Devices devices = eight(2, 2, 2);
@@ -92,20 +92,20 @@ TEST(Shards, OfAllProcessesMakeUpEachArrayOnce) {
       for (int process = 0; process < 4; ++process) {
         if (std::ranges::find(processes, process) == processes.end()) continue;
         const Devices mine = devices.as_process(process, processes);
-        std::vector<Slice> asked;
+        std::vector<Slice> requested;
         const Array put = mine.put(
             a.shape(),
             [&](const Slice& s) {
-              asked.push_back(s);
+              requested.push_back(s);
               return ShardedArray(a).read(s);
             },
             sharding);
         EXPECT_EQ(put.shards().size(), mine.local().size());
         const ShardedArray local = fetch_shards(mine, put, Which::local).wait();
-        ASSERT_EQ(local.shards.size(), asked.size());
-        for (size_t i = 0; i < asked.size(); ++i) {
-          EXPECT_EQ(local.shards[i].slice, asked[i]);
-          EXPECT_TRUE(same(local.shards[i].values, ShardedArray(a).read(asked[i])));
+        ASSERT_EQ(local.shards.size(), requested.size());
+        for (size_t i = 0; i < requested.size(); ++i) {
+          EXPECT_EQ(local.shards[i].slice, requested[i]);
+          EXPECT_TRUE(same(local.shards[i].values, ShardedArray(a).read(requested[i])));
         }
         if (local.complete()) {
           EXPECT_TRUE(same(mine.get(put), a));
@@ -151,7 +151,7 @@ TEST(Shards, OfAnotherShapeAreRefused) {
   }
 }
 
-/// x [32, 64] · w [64, 48] with whole numbers, so that every order of addition gives the same bits.
+/// x [32, 64] · w [64, 48] with whole numbers, so that any order of summation gives the same bits.
 // S1-38
 TEST(Sharded, MatmulGivesTheSingleDeviceResult) {
   const HostArray x = counting({32, 64}, 7), w = counting({64, 48}, 5);
@@ -213,7 +213,7 @@ TEST(WindowsFirst, IsTheOrderOfConvolutionWeightsAlone) {
   EXPECT_EQ(filters_before_channels({"embed", "heads"}, {4, 4}), Axes());
 }
 
-// As on a TPU: state that lies in memory in another order of its axes, put, stepped, donated, fetched.
+// As on a TPU: state whose axes have another order in memory is put, updated, donated and fetched.
 TEST(Sharded, StateInAnotherLayoutIsEqual) {
   const AxisRules rules = AxisRules::parse("[['conv_out', 'fsdp']]", {"data", "fsdp", "context", "tensor"});
   const Shape shape{DType::f32, {16, 3, 2, 5}};
@@ -241,9 +241,9 @@ TEST(Sharded, StateInAnotherLayoutIsEqual) {
     for (size_t i = 0; i < end.view<float>().size(); ++i)
       ASSERT_EQ(end.view<float>()[i], start.view<float>()[i] + 2 * delta.view<float>()[i]) << i;
 
-    Array plain = devices.put(start, {p.input_sharding(0).dims}), more = devices.put(delta);
+    Array plain = devices.put(start, {p.input_sharding(0).dims}), extra = devices.put(delta);
     try {
-      p.run({&plain, &more});
+      p.run({&plain, &extra});
       FAIL() << "an array with another layout was accepted";
     } catch (const Error& e) {
       EXPECT_NE(e.message().find("'state' has another memory layout"), std::string::npos) << e.message();

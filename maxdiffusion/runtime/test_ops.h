@@ -28,7 +28,7 @@ inline const OpDef kTestMatmul = {
                    "rhs_contracting_dimensions = [0]>");
         },
 };
-/// A call of the handler named by the attribute, same shape out as in.
+/// A call of the handler that the attribute names; the result has the operand's shape.
 inline const OpDef kTestCall = {
     .name = "test_call",
     .infer = [](const InferCtx& c) { return std::vector<Shape>{c.in[0]}; },
@@ -38,7 +38,7 @@ inline const OpDef kTestCall = {
                    "call_target_name = \"" + c.attrs<std::string>() + "\", api_version = 4 : i32, backend_config = {}");
         },
 };
-/// A statement that does not compile.
+/// An operation that does not compile.
 inline const OpDef kTestNonsense = {
     .name = "test_nonsense",
     .infer = [](const InferCtx& c) { return std::vector<Shape>{c.in[0]}; },

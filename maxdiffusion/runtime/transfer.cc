@@ -1,7 +1,7 @@
-// The only code that moves data between host and devices. A shard is a strided window of the host array, so nothing is
-// cut up on the host before a transfer; on the way back each distinct shard is copied once, from one device that has
-// it. Axes that a device has in another order are turned by the plugin on the way there and by us on the way back,
-// because not every plugin supports a requested layout.
+// The only code that moves data between host and devices. A shard is a strided window of the host array, so the host
+// does not split arrays before a transfer. On the way back each distinct shard is copied once, from one device that has
+// it. Axes that a device stores in another order are transposed by the plugin on the way to the device and by this file
+// on the way back, because not every plugin supports a requested layout.
 #include <algorithm>
 #include <mutex>
 
@@ -29,12 +29,12 @@ int64_t offset_of(const Slice& slice, const std::vector<int64_t>& strides) {
   return offset;
 }
 
-/// Bytes of a shard in host memory; empty strides: dense. `given`: sole owner.
+/// Bytes of a shard in host memory; empty strides: dense. `zero_copy`: sole owner.
 struct Source {
   const std::byte* data;
   std::vector<int64_t> strides;
   std::shared_ptr<const void> owner;
-  bool given = false;
+  bool zero_copy = false;
 };
 
 /// `source` is called once for each distinct slice of this process.
@@ -59,8 +59,8 @@ Array put_shards(const Devices& devices, const Shape& shape, const Sharding& sha
         strides = in_order(strides.empty() ? dense_strides(shard) : strides, sharding.order);
         shard.dims = in_order(shard.dims, sharding.order);
       }
-      const bool given = s.given && strides.empty() && std::ranges::count(slices, slice) == 1;
-      shards.push_back(devices.client().put(id, shard, s.data, strides, s.owner, given));
+      const bool zero_copy = s.zero_copy && strides.empty() && std::ranges::count(slices, slice) == 1;
+      shards.push_back(devices.client().put(id, shard, s.data, strides, s.owner, zero_copy));
     } catch (Error& e) {
       e.note(fmt::format("copying '{}' {}, {} of it to device {}", name, to_string(shape), to_string(slice), id));
       throw;
@@ -84,18 +84,18 @@ Array Devices::put(const Shape& shape, const std::function<HostArray(const Slice
                    const std::string& name) const {
   return put_shards(*this, shape, sharding, name, [&](const Slice& slice) {
     const HostArray a = values(slice);
-    const bool given = a.sole();
+    const bool zero_copy = a.sole();
     const Shape expected{shape.dtype, slice.size};
     check(a && a.shape() == expected, Code::internal, "{}: {} of {} was given as {}; expected {}", name,
           to_string(slice), to_string(shape), a ? to_string(a.shape()) : "nothing", to_string(expected));
-    return Source{a.data(), {}, a.owner(), given};
+    return Source{a.data(), {}, a.owner(), zero_copy};
   });
 }
 
 struct PendingShards::State {
   ShardedArray array;
   std::vector<pjrt::Event> done;
-  Axes order;  // of the axes of `arrived`
+  Axes order;  // of axes of `arrived`
   std::vector<HostArray> arrived;
   std::once_flag turned;
 };
@@ -104,13 +104,13 @@ struct PendingShards::State {
 template <class Take>
 static void each_shard(const Devices& devices, const Array& a, Which which, Take&& take) {
   check(static_cast<bool>(a), Code::device, "fetch: the array is empty (donated to a program, or never filled)");
-  std::vector<Slice> seen;
+  std::vector<Slice> visited;
   for (size_t k = 0; k < a.shards().size(); ++k) {
     const int64_t device = devices.local()[k];
     if (which == Which::owned && !is_first_holder(devices.mesh(), a.sharding(), device)) continue;
     Slice slice = shard_of(devices.mesh(), a.sharding(), a.shape().dims, device);
-    if (std::ranges::count(seen, slice)) continue;
-    take(seen.emplace_back(std::move(slice)), a.shards()[k]);
+    if (std::ranges::count(visited, slice)) continue;
+    take(visited.emplace_back(std::move(slice)), a.shards()[k]);
   }
 }
 
@@ -162,10 +162,10 @@ PendingShards fetch_shards(const Devices& devices, const Array& a, Which which) 
 
 PendingArray fetch(const Devices& devices, const Array& a) {
   auto state = start_copies(devices, a, Which::local);
-  int64_t here = 0;
-  for (const Shard& p : state->array.shards) here += p.slice.elements();
-  check(here == a.shape().elements(), Code::device, "fetch: {} of {} elements of {} are on devices of this process",
-        here, a.shape().elements(), to_string(a.shape()));
+  int64_t local = 0;
+  for (const Shard& p : state->array.shards) local += p.slice.elements();
+  check(local == a.shape().elements(), Code::device, "fetch: {} of {} elements of {} are on devices of this process",
+        local, a.shape().elements(), to_string(a.shape()));
   return PendingArray(PendingShards(std::move(state)));
 }
 

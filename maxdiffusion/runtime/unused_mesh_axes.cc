@@ -15,7 +15,7 @@ void add(const DimAxes& sharding, Names& to) {
   for (const auto& axes : sharding) to.insert(axes.begin(), axes.end());
 }
 
-/// What the live nodes of a graph and of its loops lay on the mesh. Returns whether there is any such node.
+/// Adds the mesh axes used by the live nodes of a graph and its loops. Returns whether any node uses one.
 bool add_nodes(const Graph& graph, const std::vector<Tensor>& results, Names& to) {
   bool any = false;
   for (const Node* n : live_nodes(graph, results)) {

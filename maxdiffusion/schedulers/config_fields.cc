@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-/// The field as a T; `right`: whether the JSON has that type; `expected`: text for messages.
+/// Reads the field as a T; `right`: whether the JSON has that type; `expected`: text for messages.
 template <class T, class Right>
 T read(const json& config, const char* name, T fallback, const char* expected, const Right& right) {
   const auto it = config.find(name);
@@ -80,11 +80,30 @@ void require_off(const json& config, std::initializer_list<const char*> names) {
           "scheduler config: {} is true, which this sampler does not support; set it to false", name);
 }
 
+void require_no_sigma_schedule(const json& config) {
+  require_off(config, kSigmaSwitches);
+  const auto schedule = field<std::string>(config, "sigma_schedule", "");
+  check(schedule.empty(), Code::invalid_config,
+        "sigma_schedule is '{}', but {} steps over timesteps, not sigmas; expected empty, or a sampler such as "
+        "scheduler=euler",
+        schedule, field<std::string>(config, "_class_name", "this sampler"));
+}
+
 double clip_range(const json& config) {
   if (!field(config, "clip_sample", true)) return 0;
   const double range = field(config, "clip_sample_range", 1.0);
   check(range > 0, Code::invalid_config, "scheduler config: clip_sample_range is {}; expected a number above 0", range);
   return range;
+}
+
+std::optional<Threshold> threshold_of(const json& config) {
+  if (!field(config, "thresholding", false)) return {};
+  const Threshold t{field(config, "dynamic_thresholding_ratio", 0.995), field(config, "sample_max_value", 1.0)};
+  check(t.ratio >= 0 && t.ratio <= 1, Code::invalid_config,
+        "scheduler config: dynamic_thresholding_ratio is {}; expected 0 to 1", t.ratio);
+  check(t.most > 0, Code::invalid_config, "scheduler config: sample_max_value is {}; expected a number above 0",
+        t.most);
+  return t;
 }
 
 }  // namespace md

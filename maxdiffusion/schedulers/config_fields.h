@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/schedulers/linear.h"
 
 namespace md {
 
@@ -37,9 +38,13 @@ std::string choice(const nlohmann::json& config, const char* name, const std::st
 void require_off(const nlohmann::json& config, std::initializer_list<const char*> names);
 /// x0 is clipped to ± this; 0: not clipped.
 double clip_range(const nlohmann::json& config);
+/// thresholding, dynamic_thresholding_ratio, sample_max_value; absent: off.
+std::optional<Threshold> threshold_of(const nlohmann::json& config);
 
 /// Switches of samplers with sigmas; the others require them off.
-inline constexpr std::initializer_list<const char*> kSigmaSwitches = {"use_karras_sigmas", "use_exponential_sigmas",
-                                                                      "use_lu_lambdas", "use_flow_sigmas"};
+inline constexpr std::initializer_list<const char*> kSigmaSwitches = {
+    "use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas", "use_flow_sigmas"};
+/// For samplers whose steps are timesteps: throws if one of these is on, or sigma_schedule is given.
+void require_no_sigma_schedule(const nlohmann::json& config);
 
 }  // namespace md

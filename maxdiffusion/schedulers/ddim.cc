@@ -1,4 +1,4 @@
-// Denoising diffusion implicit models: jump to x0, then back to the previous timestep along the predicted noise.
+// Denoising diffusion implicit models: jumps to x0, then back to the previous timestep along the predicted noise.
 // Source: Song et al. 2021, equations 12 and 16.
 
 #include <algorithm>
@@ -15,12 +15,13 @@ namespace {
 constexpr const char* kName = "DDIMScheduler";
 
 std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
-  require_off(config, kSigmaSwitches);
+  require_no_sigma_schedule(config);
   const auto noise = NoiseSchedule::from_json(config);
   const auto spacing = choice(config, "timestep_spacing", "leading", {"linspace", "leading", "trailing"});
   const auto offset = field<int64_t>(config, "steps_offset", 0);
   const bool alpha_to_one = field(config, "set_alpha_to_one", true);
-  const double clip = clip_range(config), eta = field(config, "eta", 0.0);
+  const std::optional<Threshold> threshold = threshold_of(config);
+  const double clip = threshold ? 0 : clip_range(config), eta = field(config, "eta", 0.0);
   check(eta >= 0, Code::invalid_config, "scheduler config: eta is {}; expected 0 or more", eta);
 
   auto plan = [=](int64_t steps, const Knowns& k) {
@@ -36,18 +37,20 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
       const Form epsilon = predicted_noise(noise.prediction_type, std::sqrt(a), std::sqrt(1 - a), k);
       const double spread = eta * std::sqrt(std::max(0.0, (1 - b) / (1 - a) * (1 - a / b)));
       const double back = std::sqrt(std::max(0.0, 1 - b - spread * spread));
-      const Form& start = clip > 0 ? k.clipped : x0;
-      p.steps.push_back({.x0 = x0, .next = {std::sqrt(b) * start + back * epsilon}, .noise = spread});
+      const Form& start = clip > 0 || threshold ? k.clipped : x0;
+      p.steps.push_back(
+          {.level = level_of(a), .x0 = x0, .next = {std::sqrt(b) * start + back * epsilon}, .noise = spread});
+      if (clip == 0 && !threshold && eta == 0) p.steps.back().reaches = level_of(b);
     }
     return p;
   };
-  return linear_sampler({.name = kName, .clip = clip, .stochastic = eta > 0, .plan = plan});
+  return linear_sampler({.name = kName, .clip = clip, .threshold = threshold, .stochastic = eta > 0, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass ddim_sampler() {
-  return {.name = kName, .make = make, .words = {{"ddim"}}, .fields = {"eta", "set_alpha_to_one"}};
+  return {.name = kName, .make = make, .words = {{"ddim"}}, .fields = {"eta", "set_alpha_to_one"}, .thresholds = true};
 }
 
 }  // namespace md

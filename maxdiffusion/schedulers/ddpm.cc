@@ -1,6 +1,6 @@
 // Ancestral sampling of denoising diffusion probabilistic models: the posterior of x_{t'} given x_t and x0, where t' is
-// the next timestep of the schedule (not t − 1), so that fewer steps than T are sampled rightly too. The last step adds
-// no noise.
+// the next timestep of the schedule (not t − 1), so that sampling with fewer than T steps is correct too. The last step
+// adds no noise.
 // Source: Ho et al. 2020, equations 6–7 and algorithm 2; Nichol and Dhariwal 2021 for strided schedules.
 
 #include <algorithm>
@@ -17,12 +17,13 @@ namespace {
 constexpr const char* kName = "DDPMScheduler";
 
 std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
-  require_off(config, kSigmaSwitches);
+  require_no_sigma_schedule(config);
   const auto noise = NoiseSchedule::from_json(config);
   const auto spacing = choice(config, "timestep_spacing", "leading", {"linspace", "leading", "trailing"});
   const auto offset = field<int64_t>(config, "steps_offset", 0);
-  const double clip = clip_range(config);
-  // Those of the same size differ in diffusers only by how they are computed.
+  const std::optional<Threshold> threshold = threshold_of(config);
+  const double clip = threshold ? 0 : clip_range(config);
+  // In diffusers the variants of one size differ only in how they are computed.
   const bool small = choice(config, "variance_type", "fixed_small",
                             {"fixed_small", "fixed_small_log", "fixed_large", "fixed_large_log"})
                          .starts_with("fixed_small");
@@ -33,22 +34,25 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
       const bool last = i + 1 == p.timesteps.size();
       const double a = noise.alphas_cumprod[static_cast<size_t>(p.timesteps[i])];
       const double b = last ? 1.0 : noise.alphas_cumprod[static_cast<size_t>(p.timesteps[i + 1])];
-      const double alpha = a / b, beta = 1 - alpha;  // from this timestep to the previous one
+      const double alpha = a / b, beta = 1 - alpha;  // from this timestep to the previous one of the schedule
       const Form x0 = predicted_x0(noise.prediction_type, std::sqrt(a), std::sqrt(1 - a), k);
-      const Form& start = clip > 0 ? k.clipped : x0;
+      const Form& start = clip > 0 || threshold ? k.clipped : x0;
       const double variance = small ? std::max(1e-20, (1 - b) / (1 - a) * beta) : beta;
       p.steps.push_back(
-          {.x0 = x0,
+          {.level = level_of(a),
+           .x0 = x0,
            .next = {std::sqrt(b) * beta / (1 - a) * start + std::sqrt(alpha) * (1 - b) / (1 - a) * k.sample},
            .noise = last ? 0 : std::sqrt(variance)});
     }
     return p;
   };
-  return linear_sampler({.name = kName, .clip = clip, .stochastic = true, .plan = plan});
+  return linear_sampler({.name = kName, .clip = clip, .threshold = threshold, .stochastic = true, .plan = plan});
 }
 
 }  // namespace
 
-SamplerClass ddpm_sampler() { return {.name = kName, .make = make, .words = {{"ddpm"}}, .fields = {"variance_type"}}; }
+SamplerClass ddpm_sampler() {
+  return {.name = kName, .make = make, .words = {{"ddpm"}}, .fields = {"variance_type"}, .thresholds = true};
+}
 
 }  // namespace md

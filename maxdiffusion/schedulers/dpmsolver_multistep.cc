@@ -1,5 +1,5 @@
-// DPM-Solver (the model's noise) and DPM-Solver++ (its x0), multistep: exponential integrators in half the log SNR λ,
-// with differences of the last predictions as derivatives; and their variants for the reverse SDE.
+// DPM-Solver (for the model's noise) and DPM-Solver++ (for its x0), multistep: exponential integrators in half the log
+// SNR λ, with differences of the last predictions as derivatives; and their variants for the reverse SDE.
 // Sources: Lu et al. 2022a (equations 3.7, B.4), Lu et al. 2022b (algorithm 2, appendix on SDEs).
 
 #include <algorithm>
@@ -15,9 +15,9 @@ namespace {
 constexpr const char* kName = "DPMSolverMultistepScheduler";
 
 struct Solver {
-  bool data, sde, heun;  // data: of x0, else of noise
+  bool data, sde, heun;  // data: predictions are x0, else noise
 
-  /// The sample at `t` from `x` at levels[i]. m: predictions, newest first; as many as the order.
+  /// The sample at levels[i + 1] from `x` at levels[i]. m: predictions, newest first, as many as the order.
   LinearStep update(const std::vector<SnrLevel>& levels, size_t i, const Form& x, const std::vector<Form>& m) const {
     const SnrLevel &s = levels[i], &t = levels[i + 1];
     const double h = t.lambda - s.lambda, shrink = std::exp(-h);
@@ -33,7 +33,7 @@ struct Solver {
         const double r1 = (levels[i - 1].lambda - levels[i - 2].lambda) / h;
         const Form curve = (d0 - (m[1] - m[2]) / r1) / (r0 + r1);
         d += r0 * curve;
-        // The expansion has −1/2 always; diffusers' SDE adds.
+        // The expansion has −1/2 in both cases; diffusers' SDE variant adds 1/2.
         next -= scale * ((std::expm1(u) - u) / (u * u) + (sde ? 0.5 : -0.5)) * curve;
       }
       next -= scale * slope * d;
@@ -46,7 +46,7 @@ struct Solver {
 std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   SigmaGrid grid = SigmaGrid::from_json(config);
   const std::string type = grid.noise.prediction_type;
-  // The names of other solvers' settings mean the defaults, as in diffusers.
+  // Names of other solvers' settings mean the defaults, as in diffusers.
   const auto algorithm = choice(config, "algorithm_type", "dpmsolver++",
                                 {"dpmsolver", "dpmsolver++", "sde-dpmsolver", "sde-dpmsolver++", "deis"});
   const auto kind = choice(config, "solver_type", "midpoint", {"midpoint", "heun", "logrho", "bh1", "bh2"});
@@ -68,14 +68,14 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   check(!variance.starts_with("learned"), Code::invalid_config,
         "scheduler config: variance_type is '{}'; a model with a learned variance is not supported", variance);
 
+  const std::optional<Threshold> threshold = threshold_of(config);
+  check(solver.data || !threshold, Code::invalid_config,
+        "scheduler config: thresholding is true with algorithm_type {}; expected false, or {}++", algorithm, algorithm);
   const bool low_at_end = field(config, "lower_order_final", true);
   const bool euler_at_end = field(config, "euler_at_final", false);
   grid.cut_karras = field<std::string>(config, "beta_schedule", "linear") == "squaredcos_cap_v2";
   grid.flow_from_one = false;
-  const double lowest = field(config, "lambda_min_clipped", -HUGE_VAL);
-  while (grid.end > 0 && -std::log(grid.training_sigma(static_cast<double>(grid.end - 1))) < lowest) --grid.end;
-  check(grid.end > 0, Code::invalid_config, "scheduler config: lambda_min_clipped is {}, above all of training",
-        lowest);
+  grid.clip_lambda(config);
 
   auto plan = [=](int64_t steps, const Knowns& k) {
     const SigmaLevels l = grid.multistep(steps);
@@ -85,20 +85,25 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     LinearPlan p{.timesteps = l.timesteps, .steps = {}};
     for (size_t i = 0; i < n; ++i) {
       const SnrLevel& s = levels[i];
-      std::vector<Form> m = {solver.data ? predicted_x0(type, s.alpha, s.sigma, k)
-                                         : predicted_noise(type, s.alpha, s.sigma, k)};  // newest first
+      const Form x0 = predicted_x0(type, s.alpha, s.sigma, k);
+      std::vector<Form> m = {threshold     ? k.clipped
+                             : solver.data ? x0
+                                           : predicted_noise(type, s.alpha, s.sigma, k)};  // newest first
       m.insert(m.end(), k.history.begin(), k.history.end());
-      size_t now = std::min(static_cast<size_t>(order), i + 1);
+      size_t now = std::min(static_cast<size_t>(order), k.before(i) + 1);
       if (i + 2 == n && few) now = std::min<size_t>(now, 2);
       if (i + 1 == n && (few || euler_at_end || grid.ends_at_zero)) now = 1;
-      if (levels[i + 1].lambda == s.lambda) now = 1;  // differences are over no distance
+      if (levels[i + 1].lambda == s.lambda) now = 1;  // differences would be divided by zero
       LinearStep step = solver.update(levels, i, k.sample, {m.begin(), m.begin() + static_cast<int64_t>(now)});
+      step.level = {s.alpha, s.sigma};
+      if (threshold) step.x0 = x0;
       step.next.insert(step.next.end(), m.begin(), m.end() - 1);
       p.steps.push_back(step);
     }
     return p;
   };
-  return linear_sampler({.name = kName, .history = order - 1, .stochastic = solver.sde, .plan = plan});
+  return linear_sampler(
+      {.name = kName, .history = order - 1, .threshold = threshold, .stochastic = solver.sde, .plan = plan});
 }
 
 nlohmann::json dpmpp(int order, bool sde = false, bool karras = false) {
@@ -120,7 +125,8 @@ SamplerClass dpmsolver_multistep_sampler() {
           .fields = {"algorithm_type", "solver_type", "solver_order", "variance_type", "lower_order_final",
                      "euler_at_final", "lambda_min_clipped"},
           .models = SamplerClass::noise_or_flow,
-          .shift = "flow_shift"};
+          .shift = "flow_shift",
+          .thresholds = true};
 }
 
 }  // namespace md

@@ -16,7 +16,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas", "use_flow_sigmas"});
   SigmaGrid grid = SigmaGrid::from_json(config);
   grid.log_linear = choice(config, "interpolation_type", "linear", {"linear", "log_linear"}) == "log_linear";
-  // EDM models receive log σ. With other prediction types the switch has no effect, as in diffusers.
+  // EDM models get log σ as timestep. With other prediction types the switch is ignored, as in diffusers.
   const bool continuous = choice(config, "timestep_type", "discrete", {"discrete", "continuous"}) == "continuous" &&
                           grid.noise.prediction_type == "v_prediction";
 
@@ -30,7 +30,10 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     for (size_t i = 0; i < l.timesteps.size(); ++i) {
       const double s = l.sigmas[i];
       const Form slope = sigma_derivative(grid.noise.prediction_type, s, k);
-      p.steps.push_back({.input_scale = sigma_input_scale(s), .next = {k.sample + (l.sigmas[i + 1] - s) * slope}});
+      p.steps.push_back({.level = {1, s},
+                         .input_scale = sigma_input_scale(s),
+                         .next = {k.sample + (l.sigmas[i + 1] - s) * slope},
+                         .reaches = NoiseLevel{1, l.sigmas[i + 1]}});
     }
     return p;
   };

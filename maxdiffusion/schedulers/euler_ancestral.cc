@@ -1,4 +1,4 @@
-// Euler's method in σ that steps further down than the next level and adds noise to come back up to it.
+// Euler's method in σ with ancestral noise: steps below the next level, then adds noise to reach it.
 // Source: Karras et al. 2022, algorithm 2; the levels are k-diffusion's `get_ancestral_step` with η = 1.
 
 #include <cmath>
@@ -23,7 +23,8 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
       const double s = l.sigmas[i], next = l.sigmas[i + 1];
       const double up = next / s * std::sqrt(s * s - next * next), down = next * next / s;
       const Form slope = sigma_derivative(grid.noise.prediction_type, s, k);
-      p.steps.push_back({.input_scale = sigma_input_scale(s), .next = {k.sample + (down - s) * slope}, .noise = up});
+      p.steps.push_back(
+          {.level = {1, s}, .input_scale = sigma_input_scale(s), .next = {k.sample + (down - s) * slope}, .noise = up});
     }
     return p;
   };

@@ -5,6 +5,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
 
 namespace md {
@@ -15,35 +16,51 @@ class Linear final : public Scheduler {
   explicit Linear(LinearSampler sampler) : s_(std::move(sampler)) {}
 
   std::string name() const override { return s_.name; }
+  bool stochastic() const override { return s_.stochastic; }
   int64_t history() const override { return s_.history; }
 
-  SampleTable table(int64_t steps) const override {
-    const size_t width = (s_.clip > 0 ? 3 : 2) + static_cast<size_t>(s_.history);
+  SampleTable table(int64_t steps, int64_t first) const override {
+    const size_t width = (s_.clips() ? 3 : 2) + static_cast<size_t>(s_.history);
     size_t used = 0;
     auto next_unit = [&] {
       Form f(width);
       f[used++] = 1;
       return f;
     };
-    Knowns k{.sample = next_unit(), .output = next_unit(), .clipped = {}, .history = {}};
-    if (s_.clip > 0) k.clipped = next_unit();
+    Knowns k{.sample = next_unit(), .output = next_unit(), .clipped = {}, .history = {}, .first = first};
+    if (s_.clips()) k.clipped = next_unit();
     while (used < width) k.history.push_back(next_unit());
 
     LinearPlan plan = s_.plan(steps, k);
+    const int64_t left_out = first * plan.calls;
+    check(first >= 0 && left_out < std::ssize(plan.steps), Code::internal, "{}: step {} of {} is none", s_.name, first,
+          steps);
+    plan.steps.erase(plan.steps.begin(), plan.steps.begin() + left_out);
+    plan.timesteps.erase(plan.timesteps.begin(), plan.timesteps.begin() + left_out);
     std::vector<float> flat;
+    std::vector<NoiseLevel> levels;
+    std::vector<double> renoise;
     auto put = [&](double v) { flat.push_back(static_cast<float>(v)); };
     for (const LinearStep& step : plan.steps) {
+      levels.push_back(step.level);
       check(step.next.size() == k.history.size() + 1, Code::internal, "{}: a step makes {} arrays; expected {}",
             s_.name, step.next.size(), k.history.size() + 1);
       put(step.input_scale);
-      if (s_.clip > 0) put(step.x0[0]), put(step.x0[1]);
+      if (s_.clips()) put(step.x0[0]), put(step.x0[1]);
       for (const Form& f : step.next) std::for_each(std::begin(f), std::end(f), put);
       if (s_.stochastic) put(step.noise);
+      if (!step.reaches) continue;
+      // The sample is α·x0 + σ·ε, so if the output changes ε by d, it changes x0 by −σ/α·d.
+      const NoiseLevel from = step.level, to = *step.reaches;
+      const double both = to.noise * from.signal - to.signal * from.noise;
+      renoise.push_back(both == 0 ? 0 : to.noise * step.next[0][1] * from.signal / both);
     }
     const auto n = static_cast<int64_t>(plan.steps.size());
     return {.timesteps = plan.timesteps,
             .rows = HostArray::of<float>({DType::f32, {n, static_cast<int64_t>(flat.size()) / n}}, flat),
-            .init_noise_sigma = plan.init_noise_sigma};
+            .init_noise_sigma = plan.init_noise_sigma,
+            .levels = levels,
+            .renoise = renoise.size() == plan.steps.size() ? renoise : std::vector<double>{}};
   }
 
   Tensor scale_input(Tensor sample, Tensor row) const override { return sample * cast(column(row, 0), sample.dtype()); }
@@ -60,7 +77,7 @@ class Linear final : public Scheduler {
       }
       return total;
     };
-    if (s_.clip > 0) known.push_back(clamp(sum(), -s_.clip, s_.clip));
+    if (s_.clips()) known.push_back(s_.threshold ? thresholded(sum()) : clamp(sum(), -s_.clip, s_.clip));
     for (const Tensor& x : history) known.push_back(cast(x, DType::f32));
     std::vector<Tensor> next;
     for (int64_t i = 0; i <= s_.history; ++i) next.push_back(sum());
@@ -70,6 +87,20 @@ class Linear final : public Scheduler {
   }
 
  private:
+  /// x0: [B, …].
+  Tensor thresholded(Tensor x0) const {
+    const int64_t b = x0.dim(0), n = x0.shape().elements() / b;
+    const Tensor sizes = sort(reshape(abs(x0), {b, n}), {}, 1)[0];
+    const double at = s_.threshold->ratio * static_cast<double>(n - 1);
+    const auto low = static_cast<int64_t>(at);
+    auto size = [&](int64_t i) { return slice_axis(sizes, 1, i, i + 1); };
+    Tensor s = size(low);
+    if (low + 1 < n) s = s + (size(low + 1) - s) * (at - static_cast<double>(low));
+    s = clamp(s, std::min(1.0, s_.threshold->most), s_.threshold->most);
+    Dims one(x0.dims().size(), 1);
+    one[0] = b;
+    return clamp(x0 / reshape(s, one), -1, 1);
+  }
   /// Column `i` of a row [columns], as a scalar.
   static Tensor column(Tensor row, int64_t i) { return reshape(slice(row, {i}, {i + 1}), {}); }
 
@@ -81,6 +112,8 @@ class Linear final : public Scheduler {
 std::unique_ptr<Scheduler> linear_sampler(LinearSampler sampler) {
   return std::make_unique<Linear>(std::move(sampler));
 }
+
+NoiseLevel level_of(double alpha_bar) { return {std::sqrt(alpha_bar), std::sqrt(1 - alpha_bar)}; }
 
 Form predicted_x0(const std::string& prediction_type, double alpha, double sigma, const Knowns& k) {
   if (prediction_type == "sample") return k.output;

@@ -17,8 +17,8 @@ constexpr const char* kName = "LMSDiscreteScheduler";
 
 constexpr size_t kOrder = 4;
 
-/// ∫ from `a` to `b` of the polynomial that is 1 at node `which` and 0 at the others, of which there are at most 4:
-/// Gauss' rule with two points is exact up to the third degree.
+/// ∫ from `a` to `b` of the polynomial that is 1 at node `which` and 0 at the others. There are at most 4 nodes, so
+/// Gauss's two-point rule, exact up to degree 3, suffices.
 double integral(std::span<const double> nodes, size_t which, double a, double b) {
   double sum = 0;
   for (double point : {-1 / std::sqrt(3.0), 1 / std::sqrt(3.0)}) {
@@ -45,7 +45,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
       slopes.insert(slopes.end(), k.history.begin(), k.history.end());
       std::vector<double> nodes;
       for (size_t j = 0; j < std::min(i + 1, kOrder); ++j) nodes.push_back(l.sigmas[i - j]);
-      LinearStep step{.input_scale = sigma_input_scale(l.sigmas[i]), .next = {k.sample}};
+      LinearStep step{.level = {1, l.sigmas[i]}, .input_scale = sigma_input_scale(l.sigmas[i]), .next = {k.sample}};
       for (size_t j = 0; j < nodes.size(); ++j)
         step.next[0] += integral(nodes, j, l.sigmas[i], l.sigmas[i + 1]) * slopes[j];
       step.next.insert(step.next.end(), slopes.begin(), slopes.end() - 1);

@@ -62,7 +62,7 @@ void rescale_to_zero_terminal_snr(std::vector<double>& betas, std::vector<double
   }
 }
 
-/// table[t], one value per sample, shaped [B, 1, …] to multiply x.
+/// table[t] for each sample, shaped [B, 1, …] to multiply x.
 Tensor at_timestep(const std::vector<double>& table, Tensor t, int64_t rank) {
   const std::vector<float> values(table.begin(), table.end());
   const Shape shape{DType::f32, {static_cast<int64_t>(values.size())}};
@@ -106,7 +106,7 @@ NoiseSchedule NoiseSchedule::from_json(const nlohmann::json& config, bool flow) 
           i, n.betas[i]);
     n.alphas_cumprod.push_back(product *= 1 - n.betas[i]);
   }
-  // diffusers and MaxDiffusion spell the same switch differently.
+  // Spellings of diffusers and of MaxDiffusion.
   if (field(config, "rescale_betas_zero_snr", false) || field(config, "rescale_zero_terminal_snr", false)) {
     check(n.num_train_timesteps > 1, Code::invalid_config,
           "scheduler config: zero terminal SNR needs more than one training timestep");
@@ -127,7 +127,8 @@ Tensor training_target(const NoiseSchedule& n, Tensor x0, Tensor noise, Tensor t
 }
 
 Tensor snr_weight(const NoiseSchedule& n, Tensor t, double gamma) {
-  // A loss in x0 is weighted by min(SNR, γ); an error in ε is 1/SNR of one in x0, an error in v 1/(SNR + 1) of it.
+  // The loss in x0 is weighted by min(SNR, γ). An error in ε is 1/SNR of the error in x0, an error in v 1/(SNR + 1) of
+  // it.
   const auto weights = map_table(n.alphas_cumprod, [&](double a) {
     if (gamma <= 0) return 1.0;
     const double snr = a / (1 - a), capped = std::min(snr, gamma);
@@ -137,6 +138,8 @@ Tensor snr_weight(const NoiseSchedule& n, Tensor t, double gamma) {
   });
   return at_timestep(weights, t, 1);
 }
+
+Tensor value_at_timestep(const std::vector<double>& table, Tensor t) { return at_timestep(table, t, 1); }
 
 TimestepBias TimestepBias::from_map(const std::map<std::string, std::string>& fields) {
   TimestepBias bias;

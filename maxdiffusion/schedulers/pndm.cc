@@ -1,6 +1,6 @@
-// Pseudo numerical methods for diffusion models: the transfer of the probability-flow ODE, fed with a linear multistep
-// mean of the model's last outputs. The first outputs come from pseudo Runge-Kutta steps of four calls each, or, with
-// skip_prk_steps, from calling the model twice at the second timestep.
+// Pseudo numerical methods for diffusion models: the transfer function of the probability-flow ODE, applied to a linear
+// multistep mean of the model's last outputs. The first outputs are from pseudo Runge-Kutta steps with four calls each
+// or, with skip_prk_steps, from calling the model twice at the second timestep.
 // Source: Liu et al. 2022, equations 11–13 and algorithm 2.
 
 #include <algorithm>
@@ -29,7 +29,7 @@ std::vector<double> visited(const std::vector<double>& spaced, bool skip_prk, do
 }
 
 std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
-  require_off(config, kSigmaSwitches);
+  require_no_sigma_schedule(config);
   choice(config, "prediction_type", "epsilon", {"epsilon", "v_prediction"});
   const auto noise = NoiseSchedule::from_json(config);
   const auto spacing = choice(config, "timestep_spacing", "leading", {"linspace", "leading", "trailing"});
@@ -37,11 +37,11 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   const bool skip_prk = field(config, "skip_prk_steps", false);
   const double after_last = field(config, "set_alpha_to_one", false) ? 1.0 : noise.alphas_cumprod[0];
 
+  auto abar = [=](double t) {
+    const auto i = static_cast<size_t>(std::min(t, static_cast<double>(noise.num_train_timesteps - 1)));
+    return t < 0 ? after_last : divisible(noise.alphas_cumprod[i]);
+  };
   auto transfer = [=](const Form& x, double from, double to, const Form& output) -> Form {
-    auto abar = [&](double t) {
-      const auto i = static_cast<size_t>(std::min(t, static_cast<double>(noise.num_train_timesteps - 1)));
-      return t < 0 ? after_last : divisible(noise.alphas_cumprod[i]);
-    };
     const double a = abar(from), b = abar(to);
     const Form epsilon = predicted_noise(noise.prediction_type, std::sqrt(a), std::sqrt(1 - a),
                                          {.sample = x, .output = output, .clipped = {}, .history = {}});
@@ -53,12 +53,18 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     LinearPlan p{.timesteps = integer_timesteps(spacing, steps, T, offset), .steps = {}};
     check(skip_prk || steps >= 4, Code::invalid_config,
           "num_inference_steps is {}; PNDMScheduler expects 4 or more without skip_prk_steps", steps);
+    check(skip_prk || k.first == 0, Code::invalid_config,
+          "strength leaves out {}; PNDMScheduler expects skip_prk_steps=true to begin after its first step: "
+          "scheduler=pndm",
+          k.first == 1 ? "a step" : "steps");
     const int64_t whole = T / steps, middle = whole / 2;
     const auto stride = static_cast<double>(whole), half = static_cast<double>(middle);
     p.timesteps = visited(p.timesteps, skip_prk, half);
-    for (size_t i = 0; i < p.timesteps.size(); ++i) {
-      const double t = p.timesteps[i];
-      // Carried: the sample that a step began with, the last three outputs, the mean of a Runge-Kutta step.
+    for (size_t row = 0; row < p.timesteps.size(); ++row) {
+      const double t = p.timesteps[row];
+      // Calls are counted from the first that runs, whose timestep is then not repeated, as in diffusers.
+      const size_t i = k.before(row);
+      // Carried: the sample at the start of a step, the last three outputs, the mean of a Runge-Kutta step.
       Form start = k.history[0], mean = k.history.back();
       std::vector<Form> outputs = {k.output, k.history[1], k.history[2], k.history[3]};  // newest first
       Form next;
@@ -81,7 +87,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
         if (i == 0) start = k.sample;
         next = transfer(k.sample, t, t - stride, slope);
       }
-      LinearStep step{.x0 = {}, .next = {next, start, outputs[0], outputs[1], outputs[2]}};
+      LinearStep step{.level = level_of(abar(t)), .x0 = {}, .next = {next, start, outputs[0], outputs[1], outputs[2]}};
       if (!skip_prk) step.next.push_back(mean);
       p.steps.push_back(step);
     }

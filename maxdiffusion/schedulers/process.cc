@@ -1,4 +1,4 @@
-// The list of noise processes: a new one is a file and one entry here.
+// The list of noise processes. A new one is one file and one row here.
 #include "maxdiffusion/schedulers/process.h"
 
 #include <fmt/ranges.h>
@@ -10,7 +10,7 @@
 
 namespace md {
 
-// Each returns null if the config selects another process.
+// Each returns null if the config is for another process.
 #define DECLARE(name) std::shared_ptr<const NoiseProcess> make_##name(const nlohmann::json&, const ProcessKeys&);
 PROCESSES(DECLARE)
 #undef DECLARE

@@ -1,4 +1,4 @@
-// The list of samplers: a new one is a file (sampler_class.h) and one row here.
+// The list of samplers. A new one is one file (sampler_class.h) and one row here.
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -16,7 +16,7 @@
 #include "maxdiffusion/schedulers/sampler_names.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 
-// In the order of the lists in messages.
+// In the order of lists in messages.
 #define SAMPLERS(X)      \
   X(ddpm)                \
   X(ddim)                \
@@ -24,9 +24,19 @@
   X(lms)                 \
   X(euler)               \
   X(euler_ancestral)     \
+  X(heun)                \
+  X(dpm2)                \
+  X(dpm2_ancestral)      \
+  X(dpmpp_2s_ancestral)  \
   X(flow_match_euler)    \
+  X(flow_match_heun)     \
+  X(flow_match_lcm)      \
   X(dpmsolver_multistep) \
-  X(unipc)
+  X(unipc)               \
+  X(deis)                \
+  X(sa_solver)           \
+  X(lcm)                 \
+  X(tcd)
 
 namespace md {
 
@@ -56,12 +66,12 @@ constexpr const char* kShared[] = {
     "rescale_zero_terminal_snr", "prediction_type", "timestep_spacing", "steps_offset", "clip_sample",
     "clip_sample_range", "use_karras_sigmas", "use_exponential_sigmas", "use_lu_lambdas", "use_flow_sigmas",
     "sigma_min", "sigma_max", "final_sigmas_type", "flow_shift", "shift_terminal", "thresholding",
-    "dynamic_thresholding_ratio", "sample_max_value", "use_beta_sigmas", "use_dynamic_shifting", "base_shift",
+    "dynamic_thresholding_ratio", "sample_max_value", "use_beta_sigmas", "sigma_schedule", "use_dynamic_shifting", "base_shift",
     "max_shift", "base_image_seq_len", "max_image_seq_len", "time_shift_type"};
 // clang-format on
 
-/// diffusers' samplers share config files: fields of other samplers are accepted. Fields that begin with '_' are
-/// diffusers' own notes.
+/// Whether the field is known. diffusers' samplers share config files, so fields of other samplers are accepted, as are
+/// fields that begin with '_', which are diffusers' metadata.
 bool is_known(const std::string& field) {
   return field.starts_with('_') || std::ranges::find(kShared, field) != std::end(kShared) ||
          std::ranges::any_of(sampler_classes(), [&](const SamplerClass& s) {
@@ -69,7 +79,7 @@ bool is_known(const std::string& field) {
          });
 }
 
-/// The shift e^μ (time_shift_type linear: μ), where μ is given, or linear in the number of tokens.
+/// The shift e^μ (time_shift_type linear: μ). μ is log_shift, or linear in the number of tokens.
 /// Source: Esser et al. 2024, section 5.3.2; `calculate_shift` of diffusers' pipelines.
 double shift_by_size(const nlohmann::json& config, const SampleFacts& facts) {
   auto shift = [&](double mu) {
@@ -99,8 +109,8 @@ nlohmann::json parse_scheduler_config(const std::string& text) {
 
 namespace {
 
-/// The classes, first that which `name` misspells. All end alike, so a near name with another beginning is another
-/// sampler: LMSDiscreteScheduler is no HeunDiscreteScheduler.
+/// All classes, first the nearest to `name`. All names have the same ending, so a near name with another beginning is
+/// another sampler: LMSDiscreteScheduler is not HeunDiscreteScheduler.
 std::string nearest_classes_first(const std::string& name) {
   constexpr size_t kBeginning = 2;
   const std::string near = nearest(name, scheduler_names());
@@ -109,9 +119,10 @@ std::string nearest_classes_first(const std::string& name) {
 
 }  // namespace
 
-std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& given, const SampleFacts& facts) {
-  check(given.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", given.dump());
-  const std::string name = field<std::string>(given, "_class_name", "");
+std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& scheduler_config, const SampleFacts& facts) {
+  check(scheduler_config.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}",
+        scheduler_config.dump());
+  const std::string name = field<std::string>(scheduler_config, "_class_name", "");
   check(!name.empty(), Code::invalid_config, "scheduler config: the field _class_name is missing; expected one of: {}",
         fmt::join(scheduler_names(), ", "));
   const SamplerClass* sampler = find_sampler(name);
@@ -121,13 +132,13 @@ std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& given, const Sam
                             nearest_classes_first(plain)))
         .note("try: scheduler=NAME, which samples with another: " +
               fmt::format("{}", fmt::join(sampler_names(), ", ")));
-  require_off(given, {"thresholding", "use_beta_sigmas"});
-  const bool flow = is_flow_matching(given) && sampler->shift;
-  if (!flow) require_off(given, {"use_dynamic_shifting"});
-  for (const auto& [key, value] : given.items())
-    if (!is_known(key)) log_warning("scheduler config: '{}' is an unknown field; it has no effect", key);
+  if (!sampler->thresholds) require_off(scheduler_config, {"thresholding"});
+  const bool flow = is_flow_matching(scheduler_config) && sampler->shift;
+  if (!flow) require_off(scheduler_config, {"use_dynamic_shifting"});
+  for (const auto& [key, value] : scheduler_config.items())
+    if (!is_known(key)) log_warning("scheduler config: '{}' is an unknown field; it is ignored", key);
 
-  nlohmann::json config = given;
+  nlohmann::json config = scheduler_config;
   if (sampler->models == SamplerClass::flow && facts.even_flow_steps) config["timestep_spacing"] = "trailing";
   if (field(config, "use_dynamic_shifting", false)) config[sampler->shift] = shift_by_size(config, facts);
   return sampler->make(config);

@@ -29,6 +29,7 @@ struct SamplerClass {
   std::vector<const char*> fields = {};
   Models models = noise;
   const char* shift = nullptr;  // the shift field of flow-matching models
+  bool thresholds = false;      // it reads thresholding
 };
 
 const std::vector<SamplerClass>& sampler_classes();

@@ -4,47 +4,28 @@
 
 #include <algorithm>
 #include <cctype>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/schedulers/process.h"
 #include "maxdiffusion/schedulers/sampler_class.h"
+#include "maxdiffusion/schedulers/sigmas.h"
 
 namespace md {
 namespace {
 
 using nlohmann::json;
 
-constexpr const char* kMissing[] = {"heun",
-                                    "heunpp2",
-                                    "dpm2",
-                                    "dpm_2",
-                                    "dpm2_a",
-                                    "dpm_2_ancestral",
-                                    "kdpm2",
-                                    "dpm_fast",
-                                    "dpm_adaptive",
-                                    "dpmpp_sde",
-                                    "dpmpp_sde_karras",
-                                    "dpmpp_2s_a",
-                                    "dpmpp_2s_ancestral",
-                                    "dpmpp_3m_sde",
-                                    "lcm",
-                                    "tcd",
-                                    "deis",
-                                    "ipndm",
-                                    "edm_euler",
-                                    "sa_solver",
-                                    "er_sde",
-                                    "res_multistep",
-                                    "restart",
-                                    "ddim_parallel",
-                                    "consistency"};
+constexpr const char* kMissing[] = {"heunpp2",      "dpm_fast",      "dpm_adaptive", "dpmpp_sde", "dpmpp_sde_karras",
+                                    "dpmpp_3m_sde", "ipndm",         "edm_euler",    "er_sde",    "res_multistep",
+                                    "restart",      "ddim_parallel", "consistency"};
 
 /// "DPM++ 2M Karras" → "dpmpp_2m_karras".
-std::string spelled(const std::string& given) {
+std::string spelled(const std::string& name) {
   std::string out;
-  for (const char c : given) {
+  for (const char c : name) {
     if (c == '+')
       out += 'p';
     else if (c == ' ' || c == '-' || c == '_')
@@ -60,7 +41,7 @@ struct Choice {
   const SamplerName* word;
 };
 
-/// By name or alias, normalized; null if unknown.
+/// The sampler with this normalized name or alias; null if unknown.
 Choice find(const std::string& word) {
   for (const SamplerClass& s : sampler_classes())
     for (const SamplerName& w : s.words)
@@ -88,27 +69,66 @@ std::vector<std::string> sampler_names() {
   return words;
 }
 
-std::string sampler_name(const std::string& given) {
-  if (std::ranges::count(scheduler_names(), given) > 0) return given;
-  const SamplerName* word = find(spelled(given)).word;
+std::string sampler_name(const std::string& name) {
+  if (std::ranges::count(scheduler_names(), name) > 0) return name;
+  const SamplerName* word = find(spelled(name)).word;
   return word ? word->word : "";
 }
 
-bool is_unsupported_sampler(const std::string& given) {
-  return std::ranges::find(kMissing, spelled(given)) != std::end(kMissing);
+SamplerTitle sampler_title(const json& config) {
+  static const std::map<std::string, std::string> kTitles = {{"EulerDiscreteScheduler", "Euler"},
+                                                             {"FlowMatchEulerDiscreteScheduler", "Euler"},
+                                                             {"EulerAncestralDiscreteScheduler", "Euler a"},
+                                                             {"LMSDiscreteScheduler", "LMS"},
+                                                             {"HeunDiscreteScheduler", "Heun"},
+                                                             {"FlowMatchHeunDiscreteScheduler", "Heun"},
+                                                             {"KDPM2DiscreteScheduler", "DPM2"},
+                                                             {"KDPM2AncestralDiscreteScheduler", "DPM2 a"},
+                                                             {"DPMSolver2SAncestralScheduler", "DPM++ 2S a"},
+                                                             {"DDIMScheduler", "DDIM"},
+                                                             {"PNDMScheduler", "PLMS"},
+                                                             {"UniPCMultistepScheduler", "UniPC"},
+                                                             {"LCMScheduler", "LCM"},
+                                                             {"FlowMatchLCMScheduler", "LCM"}};
+  static const std::map<std::string, std::string> kSchedules = {{"karras", "Karras"},
+                                                                {"exponential", "Exponential"},
+                                                                {"beta", "Beta"},
+                                                                {"kl_optimal", "KL Optimal"},
+                                                                {"simple", "Simple"},
+                                                                {"sgm_uniform", "SGM Uniform"},
+                                                                {"ays_sd15", "Align Your Steps"},
+                                                                {"ays_sdxl", "Align Your Steps"},
+                                                                {"ays_svd", "Align Your Steps"}};
+  const std::string name = config.value("_class_name", std::string());
+  const SamplerClass* sampler = find_sampler(name);
+  const std::string plain = sampler ? sampler->name : name;
+  SamplerTitle out{plain, ""};
+  if (plain == "DPMSolverMultistepScheduler")
+    out.sampler = fmt::format("DPM++ {}M{}", config.value("solver_order", 2),
+                              config.value("algorithm_type", std::string()).starts_with("sde") ? " SDE" : "");
+  else if (const auto title = kTitles.find(plain); title != kTitles.end())
+    out.sampler = title->second;
+  if (const auto schedule = kSchedules.find(sigma_kind(config)); schedule != kSchedules.end())
+    out.schedule = schedule->second;
+  return out;
 }
 
-void choose_sampler(json& config, const std::string& given, const std::set<std::string>& fixed) {
+bool is_unsupported_sampler(const std::string& name) {
+  return std::ranges::find(kMissing, spelled(name)) != std::end(kMissing);
+}
+
+void choose_sampler(json& config, const std::string& requested, const std::set<std::string>& fixed) {
   const bool flow = is_flow_matching(config);
-  Choice chosen = find(sampler_name(given));
+  Choice chosen = find(sampler_name(requested));
   if (flow && chosen.word && chosen.word->flow_word) chosen = find(chosen.word->flow_word);
-  const SamplerClass* sampler = chosen.word ? chosen.sampler : find_sampler(given);
-  check(sampler, Code::invalid_config, "scheduler is '{}', which is not a sampler", given);
+  const SamplerClass* sampler = chosen.word ? chosen.sampler : find_sampler(requested);
+  check(sampler, Code::invalid_config, "scheduler is '{}'; expected one of: {}", requested,
+        nearest_first(requested, sampler_names()));
   check(sampler->models != SamplerClass::noise || !flow, Code::invalid_config,
-        "scheduler is '{}', which samples models that predict noise; this is a flow-matching model; try {}", given,
+        "scheduler is '{}', which samples models that predict noise; this is a flow-matching model; try {}", requested,
         words_for(true));
   check(sampler->models != SamplerClass::flow || flow, Code::invalid_config,
-        "scheduler is '{}', which samples flow-matching models; this one predicts {}; try {}", given,
+        "scheduler is '{}', which samples flow-matching models; this one predicts {}; try {}", requested,
         config.value("prediction_type", "epsilon"), words_for(false));
   config["_class_name"] = sampler->name;
   if (!chosen.word) return;
@@ -119,7 +139,7 @@ void choose_sampler(json& config, const std::string& given, const std::set<std::
                  {"use_flow_sigmas", flow && sampler->models != SamplerClass::flow}};
   if (flow) {
     fields["prediction_type"] = "flow_prediction";
-    // The shift of the file's sampler, under this one's name for it.
+    // The file's shift, under this sampler's name for it.
     for (const SamplerClass& other : sampler_classes())
       if (sampler->shift && other.shift && config.contains(other.shift) && !config.contains(sampler->shift))
         fields[sampler->shift] = config[other.shift];

@@ -32,6 +32,8 @@ Tensor add_noise(const NoiseSchedule& n, Tensor x0, Tensor noise, Tensor t);
 Tensor training_target(const NoiseSchedule& n, Tensor x0, Tensor noise, Tensor t);
 /// Per-sample loss weight of min-SNR-γ (γ ≤ 0: ones). [B]. Source: Hang et al. 2023.
 Tensor snr_weight(const NoiseSchedule& n, Tensor t, double gamma);
+/// table[t]: a value for each sample, [B]. table: one for each training timestep.
+Tensor value_at_timestep(const std::vector<double>& table, Tensor t);
 /// Timesteps that are sampled `multiplier` times as often as the others: the last `portion` of all (later), the first
 /// (earlier), or those in [begin, end) (range). Source: diffusers' and MaxDiffusion's `timestep_bias`.
 struct TimestepBias {
@@ -43,22 +45,34 @@ struct TimestepBias {
   /// Sampling weights of T timesteps. Throws invalid_config naming a field that does not fit.
   std::vector<double> weights(int64_t T) const;
 };
-/// Timesteps [B] s32 in [0, T): uniform, or as `bias` weighs them.
+/// Timesteps [B] s32 in [0, T): uniform, or weighted by `bias`.
 Tensor sample_timesteps(const NoiseSchedule& n, Rng rng, int64_t batch, const TimestepBias& bias = {});
+
+/// A sample is signal·x0 + noise·ε.
+struct NoiseLevel {
+  double signal = 1, noise = 0;
+};
 
 /// One row per model call; the columns depend on the scheduler.
 struct SampleTable {
-  std::vector<double> timesteps;  // given to the model, one per row
-  HostArray rows;                 // f32 [n, columns]
-  double init_noise_sigma = 1;    // initial latents = noise × this
+  std::vector<double> timesteps;   // the model's timestep input, one per row
+  HostArray rows;                  // f32 [n, columns]
+  double init_noise_sigma = 1;     // initial latents = noise × this
+  std::vector<NoiseLevel> levels;  // level of each row's input sample
+  /// For each row, the change of the new sample per change of the model's output through the noise alone, not through
+  /// x0. Empty: the new samples are not sums of x0 and noise.
+  std::vector<double> renoise = {};
 };
 
 class Scheduler {
  public:
   virtual ~Scheduler() = default;
   virtual std::string name() const = 0;
-  /// Pure host arithmetic in double. Throws invalid_config (steps < 1, > T, unknown spacing).
-  virtual SampleTable table(int64_t steps) const = 0;
+  /// The rows of steps `first` to `steps` − 1; the first of them has no history of earlier steps. Pure host arithmetic
+  /// in double. Throws invalid_config (steps < 1, > T, unknown spacing; a sampler that cannot start at `first`).
+  virtual SampleTable table(int64_t steps, int64_t first = 0) const = 0;
+  /// Whether steps add noise.
+  virtual bool stochastic() const { return false; }
   /// Number of carried arrays of the sample's shape (multistep history).
   virtual int64_t history() const { return 0; }
   /// Model input for this row. row: f32 [columns].
@@ -73,7 +87,7 @@ nlohmann::json parse_scheduler_config(const std::string& text);
 
 /// Properties of the sample on which noise levels depend.
 struct SampleFacts {
-  int64_t tokens = 0;  // tokens of one sample in the denoiser, for use_dynamic_shifting, which 0 (unknown) refuses
+  int64_t tokens = 0;  // tokens of one sample in the denoiser; 0: unknown, which use_dynamic_shifting rejects
   /// Flow-matching Euler: sigmas before the shift are linspace(1, 1/n, n), as some diffusers pipelines pass them,
   /// instead of ending at the sigma of the first training timestep.
   bool even_flow_steps = false;

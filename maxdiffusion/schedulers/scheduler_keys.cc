@@ -22,24 +22,24 @@ constexpr const char* kZeroSnr = "rescale_betas_zero_snr";
 constexpr const char* kOfTraining[] = {"num_train_timesteps", "beta_start", "beta_end",       "beta_schedule",
                                        "trained_betas",       kZeroSnr,     "prediction_type"};
 
-/// Whether the mapping is for another kind of model than the folder's, as in MaxDiffusion's files for flow-matching
-/// models, which do not read it.
+/// Whether the mapping is for another kind of model than the folder's, as in MaxDiffusion's configs of flow-matching
+/// models, which ignore it.
 bool is_for_others(const json& config, const std::map<std::string, std::string>& mapping) {
   const auto type = mapping.find("prediction_type");
   if (!is_flow_matching(config) || type == mapping.end()) return false;
-  const json said = parse_json(type->second);
-  if (said == json("") || said == "flow_prediction") return false;
+  const json prediction = parse_json(type->second);
+  if (prediction == json("") || prediction == "flow_prediction") return false;
   log_info_once(
       "diffusion_scheduler_config is ignored: it is for models that predict {}; this is a flow-matching model",
-      said.dump());
+      prediction.dump());
   return true;
 }
 
-/// The keys of a shift by size, in the fields of the same meaning.
+/// Sets the fields for the keys of shifting by size.
 void shift_by_size(json& config, const SchedulerKeys& keys) {
   if (!is_flow_matching(config)) {
     if (keys.time_shift || keys.base_shift || keys.max_shift)
-      log_warning("time_shift, base_shift and max_shift have no effect: this is not a flow-matching model");
+      log_warning("time_shift, base_shift and max_shift are ignored: this is not a flow-matching model");
     return;
   }
   if (keys.time_shift) config["use_dynamic_shifting"] = *keys.time_shift;
@@ -51,18 +51,19 @@ void shift_by_size(json& config, const SchedulerKeys& keys) {
 json configured(const std::string& text, const SchedulerKeys& keys, bool training) {
   json config = parse_scheduler_config(text);
   static const std::map<std::string, std::string> kNothing;
-  std::set<std::string> fixed;  // fields of the mapping
+  std::set<std::string> fixed;  // fields that the mapping sets
   std::vector<std::string> unread;
-  for (const auto& [given, value_text] :
+  for (const auto& [field_name, value_text] :
        is_for_others(config, keys.diffusion_scheduler_config) ? kNothing : keys.diffusion_scheduler_config) {
     const json value = parse_json(value_text);
     if (value == json("")) continue;
-    const std::string name = given == "rescale_zero_terminal_snr" ? kZeroSnr : given;  // the reference's spelling
+    const std::string name =
+        field_name == "rescale_zero_terminal_snr" ? kZeroSnr : field_name;  // MaxDiffusion's spelling
     if (training && std::ranges::find(kOfTraining, name) == std::end(kOfTraining)) continue;
     if (name == kZeroSnr) config.erase("rescale_zero_terminal_snr");
     if (name == "_class_name" && !keys.scheduler.empty()) continue;
     if (name.starts_with("beta_") || name == "trained_betas" || (name == kZeroSnr && value != false))
-      if (!config.contains(name) || config[name] != value) unread.push_back(given);
+      if (!config.contains(name) || config[name] != value) unread.push_back(field_name);
     config[name] = value;
     fixed.insert(name);
   }
@@ -73,6 +74,11 @@ json configured(const std::string& text, const SchedulerKeys& keys, bool trainin
                               fmt::join(unread, ", "), unread.size() == 1 ? "is" : "are"));
   if (training) return config;
   if (!keys.scheduler.empty()) choose_sampler(config, keys.scheduler, fixed);
+  if (!keys.sigma_schedule.empty()) {
+    for (const char* name : {"use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas"})
+      config[name] = false;
+    config["sigma_schedule"] = keys.sigma_schedule;
+  }
   const auto name_of = [](const json& c) { return c.value("_class_name", json("no scheduler")).dump(); };
   if (const json file = parse_scheduler_config(text); name_of(file) == name_of(config))
     log_info_once("scheduler: {} (from the model folder)", name_of(config));

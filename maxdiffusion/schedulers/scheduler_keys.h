@@ -13,7 +13,7 @@
 namespace md {
 
 struct SchedulerKeys {
-  std::string prediction_type, scheduler;
+  std::string prediction_type, scheduler, sigma_schedule;
   std::map<std::string, std::string> diffusion_scheduler_config;
   std::optional<double> flow_shift, base_shift, max_shift;
   std::optional<bool> time_shift;
@@ -22,6 +22,10 @@ struct SchedulerKeys {
     v("prediction_type", prediction_type, "epsilon, v_prediction, sample; empty: the scheduler folder's");
     v("scheduler", scheduler,
       "sampler by name (euler, ddim, dpmpp_2m_karras, unipc, …), in place of the model folder's; empty: the folder's");
+    v("sigma_schedule", sigma_schedule,
+      "how the sampler's noise levels are spaced, in place of what its name or the folder says; empty: as they say",
+      one_of_or_empty({"training", "karras", "exponential", "beta", "kl_optimal", "simple", "sgm_uniform", "ays_sd15",
+                       "ays_sdxl", "ays_svd"}));
     v("flow_shift", flow_shift,
       "shift of sampling towards noise, for flow-matching models (1: none); null: the scheduler's");
     v("time_shift", time_shift,
@@ -36,12 +40,12 @@ struct SchedulerKeys {
 };
 
 /// `text`: scheduler_config.json. Fields of diffusion_scheduler_config replace the file's (except empty ones), then
-/// prediction_type, scheduler (sampler_names.h; keeps fields of the mapping but not its class), time_shift
-/// (use_dynamic_shifting), base_shift, max_shift, then flow_shift (`shift` for some samplers; disables dynamic
-/// shifting). Ignores a mapping for models that are not flow-matching if the model is one, and logs it. Throws
-/// invalid_config.
+/// prediction_type, scheduler (sampler_names.h; keeps fields of the mapping but not its class), sigma_schedule (a field
+/// of its own, which replaces use_karras_sigmas and the like), time_shift (use_dynamic_shifting), base_shift,
+/// max_shift, then flow_shift (`shift` for some samplers; disables dynamic shifting). Ignores a mapping for models that
+/// are not flow-matching if the model is one, and logs it. Throws invalid_config.
 nlohmann::json sampling_config(const std::string& text, const SchedulerKeys& keys);
-/// As above, but replaces only fields on which training depends (num_train_timesteps, beta_…, trained_betas,
+/// Like the above, but replaces only fields on which training depends (num_train_timesteps, beta_…, trained_betas,
 /// rescale_betas_zero_snr, prediction_type), not the sampler and its options.
 nlohmann::json training_config(const std::string& text, const SchedulerKeys& keys);
 

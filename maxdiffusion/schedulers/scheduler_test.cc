@@ -1,5 +1,5 @@
-// Host arithmetic of schedules and samplers. Numbers are those of an independent implementation in float32; runs
-// through a device are in tests/schedulers.
+// Host arithmetic of schedules and samplers. Expected values are from an independent implementation in float32;
+// tests/schedulers runs them on a device.
 
 #include "maxdiffusion/schedulers/scheduler.h"
 
@@ -23,12 +23,12 @@ using ::testing::HasSubstr;
 
 const json kSd = {{"beta_start", 0.00085}, {"beta_end", 0.012}, {"beta_schedule", "scaled_linear"}};
 
-json with(json config, const json& more) {
-  config.update(more);
+json with(json config, const json& extra) {
+  config.update(extra);
   return config;
 }
-json euler(const json& more = json::object()) {
-  return with(kSd, with({{"_class_name", "EulerDiscreteScheduler"}}, more));
+json euler(const json& extra = json::object()) {
+  return with(kSd, with({{"_class_name", "EulerDiscreteScheduler"}}, extra));
 }
 
 void expect_close(double found, double expected, double tolerance = 1e-5) {
@@ -77,7 +77,7 @@ TEST(NoiseSchedule, ZeroTerminalSnrEndsInPureNoise) {
     const auto n = NoiseSchedule::from_json(with(kSd, {{key, true}}));
     expect_close(n.alphas_cumprod[0], 0.99915);
     expect_close(n.alphas_cumprod[499], 0.242359);
-    expect_close(n.alphas_cumprod[998], 1.96796e-07, 1e-4);  // the recorded number has lost digits to float32
+    expect_close(n.alphas_cumprod[998], 1.96796e-07, 1e-4);  // the recorded value lost digits to float32
     EXPECT_EQ(n.alphas_cumprod[999], 0);
     EXPECT_EQ(n.betas[999], 1);
   }
@@ -137,7 +137,7 @@ TEST(Euler, OneStepStartsAtPureNoise) {
   for (const char* spacing : {"linspace", "trailing"}) {
     const auto table = make_scheduler(euler({{"timestep_spacing", spacing}}))->table(1);
     EXPECT_EQ(table.timesteps, std::vector<double>{999});
-    EXPECT_NEAR(table.rows.view<float>()[2], -14.6146, 1e-4);  // all the way to σ = 0
+    EXPECT_NEAR(table.rows.view<float>()[2], -14.6146, 1e-4);  // down to σ = 0
   }
 }
 
@@ -159,8 +159,10 @@ TEST(Schedulers, StepsOutsideTheScheduleAreRefused) {
   for (const auto& name : scheduler_names()) {
     const auto s = make_scheduler(with(kSd, {{"_class_name", name}}));
     EXPECT_EQ(s->name(), name);
+    const bool distilled = name == "LCMScheduler" || name == "TCDScheduler";
     EXPECT_THAT(refusal([&] { s->table(0); }),
-                HasSubstr("num_inference_steps is 0; expected 1 to num_train_timesteps = 1000"));
+                HasSubstr(distilled ? "num_inference_steps is 0; expected 1 to original_inference_steps = 50"
+                                    : "num_inference_steps is 0; expected 1 to num_train_timesteps = 1000"));
     EXPECT_THAT(refusal([&] { s->table(1001); }), HasSubstr("num_inference_steps is 1001"));
   }
 }
@@ -168,13 +170,13 @@ TEST(Schedulers, StepsOutsideTheScheduleAreRefused) {
 // S4-44
 TEST(Schedulers, NamesAreKnownWithAndWithoutFlax) {
   EXPECT_EQ(make_scheduler(euler({{"_class_name", "FlaxEulerDiscreteScheduler"}}))->name(), "EulerDiscreteScheduler");
-  const auto what = refusal([] { make_scheduler({{"_class_name", "HeunDiscreteScheduler"}}); });
-  EXPECT_THAT(what, HasSubstr("the sampler HeunDiscreteScheduler is not supported; expected one of: "
+  const auto what = refusal([] { make_scheduler({{"_class_name", "IPNDMScheduler"}}); });
+  EXPECT_THAT(what, HasSubstr("the sampler IPNDMScheduler is not supported; expected one of: "
                               "DDPMScheduler, "));
   EXPECT_THAT(refusal([] {
                 make_scheduler({{"_class_name", "HeunDiscretScheduler"}});
               }),
-              HasSubstr("expected one of: DDPMScheduler, "));
+              HasSubstr("expected one of: HeunDiscreteScheduler, DDPMScheduler, "));
   EXPECT_THAT(refusal([] {
                 make_scheduler({{"_class_name", "LMSDiscretScheduler"}});
               }),
@@ -182,7 +184,7 @@ TEST(Schedulers, NamesAreKnownWithAndWithoutFlax) {
   EXPECT_THAT(refusal([] { make_scheduler(json::object()); }), HasSubstr("_class_name is missing"));
 }
 
-// The files as they are published.
+// The published files.
 struct Published {
   const char *model, *config;
   int64_t steps;
@@ -323,6 +325,7 @@ TEST(Schedulers, EveryStepCountAndSpacingIsFinite) {
                                                    {"rescale_betas_zero_snr", zero_snr},
                                                    {"solver_order", 3},
                                                    {"solver_type", "bh1"},
+                                                   {"original_inference_steps", 1000},
                                                    {"steps_offset", 1}}));
           for (int64_t steps : {4, 5, 15, 499, 998}) {
             const auto table = s->table(steps);
@@ -330,6 +333,46 @@ TEST(Schedulers, EveryStepCountAndSpacingIsFinite) {
               ASSERT_TRUE(std::isfinite(v)) << name << " " << spacing << " " << type << " " << steps;
           }
         }
+}
+
+TEST(Schedulers, SigmaSchedulesAreRefusedWhereTheyMeanNothing) {
+  auto refused = [](const char* name, const json& extra) {
+    return refusal([&] { make_scheduler(with(kSd, with({{"_class_name", name}}, extra)))->table(4); });
+  };
+  EXPECT_THAT(refused("EulerDiscreteScheduler", {{"sigma_schedule", "karas"}}),
+              HasSubstr("sigma_schedule is 'karas'; expected one of: training, karras, exponential, beta"));
+  EXPECT_THAT(refused("EulerDiscreteScheduler", {{"sigma_schedule", "beta"}, {"use_karras_sigmas", true}}),
+              HasSubstr("use_karras_sigmas is true with beta levels"));
+  for (const char* name : {"DDIMScheduler", "DDPMScheduler", "PNDMScheduler", "LCMScheduler", "TCDScheduler"})
+    EXPECT_THAT(refused(name, {{"sigma_schedule", "simple"}}),
+                HasSubstr("sigma_schedule is 'simple', but " + std::string(name) + " steps over timesteps"));
+  EXPECT_THAT(refused("FlowMatchHeunDiscreteScheduler", {{"sigma_schedule", "ays_sdxl"}}),
+              HasSubstr("sigma_schedule is 'ays_sdxl', levels of a model that predicts noise"));
+  EXPECT_THAT(refused("TCDScheduler", {{"eta", 1.5}}), HasSubstr("eta is 1.5; expected 0 to 1"));
+  EXPECT_THAT(refused("LCMScheduler", {{"original_inference_steps", 3}}),
+              HasSubstr("num_inference_steps is 4; expected 1 to original_inference_steps = 3"));
+  EXPECT_THAT(refused("SASolverScheduler", {{"corrector_order", 5}}),
+              HasSubstr("corrector_order is 5; expected 1 to 4"));
+  EXPECT_THAT(refused("FlowMatchLCMScheduler", {{"scale_factors", {2}}}), HasSubstr("scale_factors is given"));
+}
+
+TEST(Schedulers, SigmaSchedulesOfFlowMatchingModelsAreShiftedLevels) {
+  auto times = [](const char* schedule) {
+    return make_scheduler(
+               {{"_class_name", "FlowMatchEulerDiscreteScheduler"}, {"shift", 3.0}, {"sigma_schedule", schedule}})
+        ->table(4)
+        .timesteps;
+  };
+  auto shifted = [](double s) { return 3 * s / (1 + 2 * s); };
+  const std::vector<double> simple = times("simple"), uniform = times("sgm_uniform"), kl = times("kl_optimal");
+  const double least = shifted(0.001);
+  for (int i = 0; i < 4; ++i) {
+    expect_close(simple[static_cast<size_t>(i)], 1000 * shifted(1 - i / 4.0));
+    expect_close(uniform[static_cast<size_t>(i)], 1000 * shifted(1 + (least - 1) * i / 4));
+    const double low = shifted(least);
+    expect_close(kl[static_cast<size_t>(i)],
+                 1000 * std::tan(std::atan(1.0) + (std::atan(low) - std::atan(1.0)) * i / 3.0));
+  }
 }
 
 TEST(Schedulers, InfinityOfPythonIsRead) {
@@ -343,8 +386,8 @@ TEST(Schedulers, UnknownMembersAreNamedInAWarning) {
   make_scheduler(euler({{"timestep_spacng", "trailing"}, {"_note", 1}, {"flow_shift", 3.0}, {"sigma_min", 0.1}}));
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_THAT(log, HasSubstr("'timestep_spacng' is an unknown field"));
-  EXPECT_THAT(log, HasSubstr("flow_shift has no effect without use_flow_sigmas"));
-  EXPECT_THAT(log, HasSubstr("sigma_min and sigma_max have no effect"));
+  EXPECT_THAT(log, HasSubstr("flow_shift is ignored without use_flow_sigmas"));
+  EXPECT_THAT(log, HasSubstr("sigma_min and sigma_max are ignored"));
   EXPECT_THAT(log, testing::Not(HasSubstr("_note")));
 }
 
@@ -367,7 +410,7 @@ TEST(Schedulers, EveryFieldThatASamplerReadsIsKnown) {
 TEST(Schedulers, AShiftBySizeIsThatOfTheTokens) {
   json flow = {{"_class_name", "FlowMatchEulerDiscreteScheduler"}, {"use_dynamic_shifting", true}};
   auto times = [&](int64_t tokens) { return make_scheduler(flow, {.tokens = tokens})->table(4).timesteps; };
-  // As FlowMatchEulerDiscreteScheduler.set_timesteps(4, mu=…) of diffusers: from 1 to 1/1000, then shifted.
+  // Like FlowMatchEulerDiscreteScheduler.set_timesteps(4, mu=…) of diffusers: from 1 to 1/1000, then shifted.
   auto expect = [&](int64_t tokens, double shift) {
     for (size_t i = 0; const double t : times(tokens)) {
       const double u = 1 + (0.001 - 1) * static_cast<double>(i++) / 3;
@@ -388,15 +431,28 @@ TEST(Schedulers, AShiftBySizeIsThatOfTheTokens) {
 }
 
 TEST(Schedulers, WhatIsNotSupportedIsRefusedAndNotIgnored) {
-  auto refused = [](const char* name, const json& more) {
-    return refusal([&] { make_scheduler(with(kSd, with({{"_class_name", name}}, more)))->table(3); });
+  auto refused = [](const char* name, const json& extra) {
+    return refusal([&] { make_scheduler(with(kSd, with({{"_class_name", name}}, extra)))->table(3); });
   };
   const char *ddim = "DDIMScheduler", *ddpm = "DDPMScheduler", *pndm = "PNDMScheduler", *lms = "LMSDiscreteScheduler";
   const char *dpm = "DPMSolverMultistepScheduler", *unipc = "UniPCMultistepScheduler", *e = "EulerDiscreteScheduler";
-  for (const char* name : {"thresholding", "use_beta_sigmas", "use_dynamic_shifting"})
-    EXPECT_THAT(refused(ddim, {{name, true}}), HasSubstr(std::string(name) + " is true, which this sampler does not"));
+  EXPECT_THAT(refused(ddim, {{"use_dynamic_shifting", true}}),
+              HasSubstr("use_dynamic_shifting is true, which this sampler does not"));
+  for (const char* sampler : {pndm, lms, e, unipc})
+    EXPECT_THAT(refused(sampler, {{"thresholding", true}}),
+                HasSubstr("thresholding is true, which this sampler does not"));
+  for (const char* sampler : {ddim, ddpm, dpm}) {
+    EXPECT_THAT(refused(sampler, {{"thresholding", true}, {"dynamic_thresholding_ratio", 1.5}}),
+                HasSubstr("dynamic_thresholding_ratio is 1.5; expected 0 to 1"));
+    EXPECT_THAT(refused(sampler, {{"thresholding", true}, {"sample_max_value", 0}}),
+                HasSubstr("sample_max_value is 0; expected a number above 0"));
+  }
+  EXPECT_THAT(
+      refused(dpm, {{"thresholding", true}, {"algorithm_type", "dpmsolver"}, {"final_sigmas_type", "sigma_min"}}),
+      HasSubstr("thresholding is true with algorithm_type dpmsolver"));
   for (const char* sampler : {ddim, ddpm, pndm})
-    for (const char* name : {"use_karras_sigmas", "use_exponential_sigmas", "use_lu_lambdas", "use_flow_sigmas"})
+    for (const char* name :
+         {"use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas", "use_flow_sigmas"})
       EXPECT_THAT(refused(sampler, {{name, true}}), HasSubstr(std::string(name) + " is true, which this sampler"));
   for (const char* sampler : {e, lms})
     for (const char* name : {"use_lu_lambdas", "use_flow_sigmas"})
@@ -406,7 +462,7 @@ TEST(Schedulers, WhatIsNotSupportedIsRefusedAndNotIgnored) {
   EXPECT_THAT(refused(e, {{"use_karras_sigmas", true}, {"use_exponential_sigmas", true}}),
               HasSubstr("use_exponential_sigmas is true with karras levels"));
   EXPECT_THAT(refused(dpm, {{"use_exponential_sigmas", true}, {"use_flow_sigmas", true}}),
-              HasSubstr("use_exponential_sigmas and use_flow_sigmas are true"));
+              HasSubstr("levels are exponential and use_flow_sigmas is true; expected training or karras"));
   EXPECT_THAT(refused(e, {{"use_karras_sigmas", true}, {"sigma_min", -1}}), HasSubstr("sigma_min is -1"));
   EXPECT_THAT(refused(e, {{"use_karras_sigmas", true}, {"sigma_min", 2}, {"sigma_max", 1}}),
               HasSubstr("sigma_min is 2, sigma_max 1; expected less to more"));
@@ -452,7 +508,7 @@ TEST(Schedulers, WhatIsNotSupportedIsRefusedAndNotIgnored) {
 
 // S4-38…42
 TEST(TimestepBias, WeighsTheStepsThatItsMembersName) {
-  auto heavy = [](const TimestepBias& bias) {  // first and last step of weight 2, and how many there are
+  auto heavy = [](const TimestepBias& bias) {  // first and last step of weight 2, and their number
     const std::vector<double> w = bias.weights(1000);
     const auto first = std::find(w.begin(), w.end(), 2.0), last = std::find(w.rbegin(), w.rend(), 2.0).base();
     EXPECT_EQ(std::count(w.begin(), w.end(), 2.0), last - first);

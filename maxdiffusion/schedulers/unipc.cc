@@ -1,5 +1,5 @@
-// UniPC: the unified predictor-corrector of any order. Each call of the model first corrects the step that led to it,
-// then predicts the next one; both are exponential integrators in half the log SNR λ over the last predictions.
+// UniPC: the unified predictor-corrector of any order. Each model call first corrects the step that led to it, then
+// predicts the next one; both are exponential integrators in half the log SNR λ over the last predictions.
 // Source: Zhao et al. 2023, equations 3, 9 and algorithms 5–8 (B(h) variants).
 
 #include <algorithm>
@@ -29,15 +29,15 @@ std::vector<double> solve_powers(const std::vector<double>& r, std::vector<doubl
 }
 
 struct Solver {
-  bool data, bh1;  // data: of x0, else of noise
+  bool data, bh1;  // data: predictions are x0, else noise
 
-  /// From level `from` to the next. m: predictions at `from` and before it, newest first, as many as the order.
-  /// `arrived`: the prediction at the next level (the corrector), or null (the predictor).
+  /// The sample at the next level from `x` at level `from`. m: predictions at `from` and earlier, newest first, as many
+  /// as the order. `arrived`: the prediction at the next level (corrector), or null (predictor).
   Form update(const std::vector<SnrLevel>& levels, size_t from, const Form& x, const std::vector<Form>& m,
               const Form* arrived) const {
     const SnrLevel &s = levels[from], &t = levels[from + 1];
     const double h = t.lambda - s.lambda, hh = data ? -h : h, scale = data ? t.alpha : t.sigma;
-    // α·(e^−h − 1) and σ·(e^h − 1), also where h is infinite.
+    // α·(e^−h − 1) and σ·(e^h − 1), valid also if h is infinite.
     const double first = data ? t.sigma * s.alpha / s.sigma - t.alpha : t.alpha * s.sigma / s.alpha - t.sigma;
     Form next = (data ? t.sigma / s.sigma : t.alpha / s.alpha) * x - first * m[0];
     if (h == 0 || std::isinf(h) || (m.size() == 1 && !arrived)) return next;
@@ -67,7 +67,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas"});
   const SigmaGrid grid = SigmaGrid::from_json(config);
   const std::string type = grid.noise.prediction_type;
-  // The names of DPM-Solver's types mean bh2, as in diffusers.
+  // Names of DPM-Solver's types mean bh2, as in diffusers.
   const auto kind = choice(config, "solver_type", "bh2", {"bh1", "bh2", "midpoint", "heun", "logrho"});
   const Solver solver{.data = field(config, "predict_x0", true), .bh1 = kind == "bh1"};
   const auto order = field<int64_t>(config, "solver_order", 2);
@@ -91,7 +91,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     const size_t n = l.timesteps.size();
     LinearPlan p{.timesteps = l.timesteps, .steps = {}};
     size_t now = 0;
-    // Carried: the sample that the last prediction began with, then predictions, newest first.
+    // Carried: the input sample of the last prediction, then predictions, newest first.
     const std::vector<Form> before(k.history.begin() + 1, k.history.end());
     auto newest = [](const std::vector<Form>& m, size_t count) {
       return std::vector<Form>(m.begin(), m.begin() + static_cast<int64_t>(count));
@@ -103,11 +103,12 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
       m.insert(m.end(), before.begin(), before.end());
       Form x = k.sample;
       const auto last = static_cast<int64_t>(i) - 1;
-      if (i > 0 && std::find(uncorrected.begin(), uncorrected.end(), last) == uncorrected.end())
+      if (k.before(i) > 0 && std::find(uncorrected.begin(), uncorrected.end(), last) == uncorrected.end())
         x = solver.update(levels, i - 1, k.history[0], newest(before, now), &m[0]);
-      now = std::min(static_cast<size_t>(order), i + 1);
+      now = std::min(static_cast<size_t>(order), k.before(i) + 1);
       if (low_at_end) now = std::min(now, n - i);
-      LinearStep step{.x0 = {}, .next = {solver.update(levels, i, x, newest(m, now), nullptr), x}};
+      LinearStep step{
+          .level = {s.alpha, s.sigma}, .x0 = {}, .next = {solver.update(levels, i, x, newest(m, now), nullptr), x}};
       step.next.insert(step.next.end(), m.begin(), m.end() - 1);
       p.steps.push_back(step);
     }

@@ -13,7 +13,7 @@
 namespace md {
 namespace {
 
-/// Names of keys that change how fast a run is, what it says and what it writes, not what is learned.
+/// Names of keys that affect a run's speed, log and outputs, but not what is trained.
 std::set<std::string> without_effect_on_training() {
   std::set<std::string> names = {"attention",
                                  "remat_policy",
@@ -33,15 +33,15 @@ std::set<std::string> without_effect_on_training() {
   };
   add(RunKeys()), add(HardwareKeys()), add(MeshConfig()), add(ShardingKeys()), add(TfrecordKeys()), add(EvalKeys());
   add(LoopKeys()), add(MetricsConfig()), add(ProfileConfig()), add(SampleFileKeys()), add(MediaChunkKeys());
-  add(StepCacheKeys()), add(ControlKeys()), add(CompileConfig()), add(ReferenceKeys());
-  // Sizes of videos, which guidance is trained, which times belong to an expert; which batches come, what is resumed.
+  add(StepCacheKeys()), add(PromptKeys()), add(ControlKeys()), add(CompileConfig()), add(ReferenceKeys());
+  // Sizes of videos, the trained guidance, the experts' range of timesteps, the batches, and the resumed state matter.
   for (const char* name : {"height", "width", "num_frames", "fps", "guidance_scale", "boundary_ratio",
                            "reuse_example_batch", "save_optimizer"})
     names.erase(name);
   return names;
 }
 
-/// Whether values are paths of one place.
+/// Whether two values are paths of the same file or folder.
 bool same_place(const std::string& a, const std::string& b) {
   std::error_code ec;
   return !a.empty() && !b.empty() && std::filesystem::equivalent(a, b, ec);
@@ -57,7 +57,7 @@ RunConfig keys_of(const std::string& yaml) {
   return c;
 }
 
-/// config.yml of the run's folder, or of the place that it stands for; empty: there is none.
+/// Path of config.yml in the run's folder, or in its remote folder; empty: none.
 std::string config_file(const RunInfo& run) {
   if (run.folder.empty()) return "";
   for (const std::string& folder : {run.folder, run.place})

@@ -7,11 +7,11 @@
 
 namespace md {
 
-/// The keys that an earlier start of the run has written into the config.yml of its folder; none: it has not. A file
-/// that does not read is a warning.
+/// The keys that an earlier start of the run wrote to the config.yml of its folder; none if there is no such file. An
+/// unreadable file logs a warning.
 std::optional<RunConfig> config_of_run(const RunInfo& run);
-/// Where the run has checkpoints: a warning for each key that changes training and differs from the config.yml
-/// there, and one info line for the others. The seed is left out: resuming says so itself.
+/// If the run has checkpoints, logs a warning for each key that affects training and differs from its config.yml, and
+/// one info line for the other keys. The seed is excluded: resuming logs it.
 void report_changed_keys(const RunInfo& run);
 
 }  // namespace md

@@ -8,8 +8,8 @@
 namespace md {
 namespace {
 
-/// What is no key, or a key that only some of its values make an option, as messages name it. Other options are keys
-/// that differ from their defaults, or key=value.
+/// An option that is not a key, or that only some values of a key turn on, with its name in messages. Other options are
+/// keys that differ from their defaults, or key=value.
 struct Option {
   std::string_view name;
   bool (*used)(const RunConfig&);
@@ -67,16 +67,22 @@ struct Rule {
 };
 
 const std::vector<std::string_view> kImageOptions = {
-    "enable_bucket",        "frame_buckets", "masked_loss", "alpha_mask", "original_size_conditioning",
-    "conditioning_data_dir"};
+    "enable_bucket",         "frame_buckets",  "masked_loss",    "alpha_mask", "original_size_conditioning",
+    "conditioning_data_dir", "dataset_config", "unmasked_weight"};
 
 const std::vector<Rule>& exclusive() {
   static const std::vector<Rule> rules = {
+      {"optimizer=schedule_free_adamw",
+       {"lr_scheduler=linear", "lr_scheduler=cosine", "lr_scheduler=cosine_with_restarts", "lr_scheduler=polynomial",
+        "lr_scheduler=rex", "lr_scheduler=warmup_stable_decay"},
+       "its average takes the place of a descent"},
+      {"optimizer=schedule_free_adamw", {"ema_decay"}, "its weights are an average"},
       {"DreamBooth", {"replay_batches", "train_new_vae", "caption_dropout", "snr_gamma"}, "it has two losses a step"},
       {"DreamBooth", {"max_train_samples", "random_flip", "random_crop"}, "every image of both folders is used whole"},
       {"DreamBooth", kImageOptions, "its images are squares of one size"},
       {"replay_batches",
-       {"caption_dropout", "noise_offset", "input_perturbation", "timestep_bias", "train_new_vae"},
+       {"caption_dropout", "noise_offset", "input_perturbation", "multires_noise_iterations", "timestep_bias",
+        "timestep_sampling", "train_new_vae"},
        "the file holds these random numbers"},
       {"replay_batches", {"train_text_encoder"}, "the file holds the text encoder's output"},
       {"replay_batches", kImageOptions, "the file holds latents"},
@@ -90,31 +96,63 @@ const std::vector<Rule>& exclusive() {
        "cache_latents_text_encoder_outputs to False"},
       {"train_expert=both", {"train_text_encoder"}, "the text encoder would be trained with both experts"},
       {"train_expert=both", {"lora_init"}, "a LoRA file holds the matrices of one expert"},
+      {"cond_image_column",
+       {"DreamBooth", "cache_latents_text_encoder_outputs=false", "encoded records", "train_text_encoder"},
+       "reference images are encoded once, with the texts"},
+      {"cond_image_column", {"train_new_vae"}, "reference images need an autoencoder that is there"},
       {"train_new_vae", {"enable_bucket", "frame_buckets"}, "the autoencoder is trained on images of one size"},
       {"train_new_vae", {"cache_latents_text_encoder_outputs=false"}, "the scale of its latents would not be known"},
       {"train_new_vae", {"vae_file"}, "one starts from random weights, the other loads weights"},
       {"train_new_unet", {"unet_checkpoint"}, "one starts from random weights, the other loads weights"},
       {"train_new_unet", {"train_lora"}, "LoRA needs pretrained weights, to which its files belong"},
       {"conditioning_data_dir", {"alpha_mask"}, "masks come from one of them"},
+      {"dataset_config",
+       {"conditioning_data_dir", "cond_image_column", "max_train_samples", "dataset_type", "train_new_vae"},
+       "its folders have their own"},
+      {"base_weights_dtype", {"use_qwix_quantization"}, "both say what products of the denoiser are computed with"},
+      {"text_encoder_base_weights_dtype",
+       {"train_text_encoder", "random_text_encoder"},
+       "weights in few bits are read from files and not trained"},
   };
   return rules;
 }
 
-/// An option and what it needs, one of them.
+/// Options, and the options of which each needs one.
 const std::vector<Rule>& needs() {
   static const std::vector<Rule> rules = {
       {"DreamBooth", {"class_data_dir"}, "a folder for images of the subject's class"},
       {"DreamBooth", {"instance_prompt"}, "the caption of the subject"},
       {"DreamBooth", {"class_prompt"}, "the caption of its class"},
       {"lora_init", {"train_lora"}, "without it there are no matrices"},
+      {"base_weights_dtype", {"train_lora"}, "weights in few bits are not trained, LoRA matrices are"},
       {"conditioning_data_dir", {"masked_loss"}, "without it masks are not used"},
-      {"masked_loss", {"alpha_mask", "conditioning_data_dir"}, "masks come from there"},
+      {"masked_loss", {"alpha_mask", "conditioning_data_dir", "dataset_config"}, "masks come from there"},
+      {"unmasked_weight", {"alpha_mask", "conditioning_data_dir", "dataset_config"}, "it belongs to masks"},
+      {"reg_data_dir", {"dataset_config"}, "these are images of its class"},
       {"eval_every", {"eval_data_dir"}, "held-out data is read from there"},
       {"enable_generate_video_for_eval", {"eval_every"}, "samples are generated after each evaluation"},
       {"enable_generate_video_for_eval", {"prompt"}, "it names the samples"},
       {"enable_ssim", {"prompt"}, "its sample before training is compared with that after"},
   };
   return rules;
+}
+
+/// Checks the number of reference images of each image against the family's limits.
+void check_references(const RunConfig& c, const Family& family) {
+  const ReferenceImages* references = family.reference_images();
+  const int64_t columns = std::ssize(c.source.reference_columns());
+  check(columns == 0 || references, Code::invalid_config,
+        "cond_image_column is '{}'; expected empty: this model takes no reference images", c.source.cond_image_column);
+  if (!references || !c.denoise.replay_batches.empty()) return;  // the file has the number
+  if (columns < references->min_images)
+    throw Error(Code::invalid_config, "cond_image_column is empty; expected the column of what an image is made from")
+        .note("try: cond_image_column=source, and \"source\": \"FILE\" in each line of metadata.jsonl");
+  check(columns <= references->max_images, Code::invalid_config,
+        "cond_image_column names {} columns; this model takes {}{} reference images", columns,
+        references->max_images > 1 ? "up to " : "", references->max_images);
+  check(c.denoise.caption_dropout == 0 || columns == 0 || family.seen({{64, 64}}).tokens == 0, Code::invalid_config,
+        "caption_dropout is {}; expected 0: this model's texts hold reference images, without which none is encoded",
+        c.denoise.caption_dropout);
 }
 
 [[noreturn]] void cannot_combine(std::string_view a, std::string_view b, std::string_view reason) {
@@ -144,10 +182,12 @@ void KeyRules::check_training(const Family& family) const {
         "lora_files and lora_config are for generate; training starts from matrices given by lora_init");
   check(c.images.frame_buckets.empty() || family.spec().videos(), Code::invalid_config,
         "frame_buckets is given; expected empty: this model generates images");
-  check(!c.model.train_new_vae || family.required_images() == 0, Code::invalid_config,
-        "train_new_vae: the latents of the images that this model begins with need an autoencoder that is there");
+  check(
+      !c.model.train_new_vae || family.required_images() == 0, Code::invalid_config,
+      "train_new_vae is true; expected false: this model starts from images, whose latents need a trained autoencoder");
   check(!c.model.train_new_vae || !family.spec().autoencoder->other_published_latents, Code::invalid_config,
         "train_new_vae: statistics of this autoencoder's latents are weights, which training does not measure");
+  check_references(c, family);
   check(!c.images.original_size_conditioning || !family.spec().size_conditioning.empty(), Code::invalid_config,
         "original_size_conditioning is true; expected false: this model is not conditioned on sizes");
 }
@@ -168,6 +208,8 @@ void KeyRules::check_tfrecords() const {
                      "timesteps belong to encoded records");
     if (c.images.random_flip) cannot_combine("enable_eval_timesteps", "random_flip", "every record has one timestep");
   }
+  if (!c.source.cond_image_column.empty())
+    cannot_combine("prepare_tfrecords", "cond_image_column", "records hold no reference images");
   if (c.model.train_new_vae)
     cannot_combine("prepare_tfrecords", "train_new_vae", "the autoencoder must be there before");
   const Options options(c);

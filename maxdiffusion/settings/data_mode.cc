@@ -17,7 +17,7 @@ DataMode data_mode(const DataKeys& k, bool videos) {
   if (!k.denoise.replay_batches.empty()) return DataMode::replay;
   if (!k.dreambooth.instance_data_dir.empty()) return DataMode::dreambooth;
   if (reads_encoded_records(k)) return DataMode::encoded_records;
-  // Samples are made encoded where a key gives their sizes, and where the model makes videos.
+  // Samples are encoded ones if a key sets their sizes, or if the model generates videos.
   if (k.source.dataset_type == "synthetic" && encoded) {
     bool sized = false;
     SyntheticKeys keys = k.synthetic;

@@ -1,4 +1,4 @@
-// Where the batches of a training run come from: decided in one place.
+// The source of a training run's batches, decided from the keys in one place.
 #pragma once
 
 #include "maxdiffusion/settings/run_config.h"
@@ -14,9 +14,9 @@ enum class DataMode {
   replay,             // recorded batches
 };
 const char* name_of(DataMode mode);
-/// `videos`: whether the model makes them.
+/// `videos`: whether the model generates videos.
 DataMode data_mode(const DataKeys& keys, bool videos);
-/// Whether the keys say that records, where a run reads some, are latents and embeddings.
+/// Whether the keys say that records, if the run reads any, are latents and embeddings.
 bool reads_encoded_records(const DataKeys& keys);
 
 }  // namespace md

@@ -6,7 +6,7 @@ namespace md {
 namespace {
 
 struct Row {
-  const char *theirs, *ours, *but = "";  // `but`: what differs beside the name
+  const char *theirs, *ours, *but = "";  // `but`: differences besides the name
 };
 
 constexpr Row kRows[] = {
@@ -34,13 +34,12 @@ constexpr Row kRows[] = {
     {"guidance", "guidance_scale"},
     {"instance_dir", "instance_data_dir"},
     {"logging_dir", "output_dir"},
+    {"lokr_factor", "decompose_factor"},
     {"lora", "lora_files"},
     {"lora_path", "lora_files"},
     {"lora_scale", "lora_scales"},
     {"lora_weight", "lora_scales"},
     {"lr", "learning_rate"},
-    {"lr_scheduler_num_cycles", "lr_num_cycles"},
-    {"lr_warmup_steps", "warmup_steps_fraction", ", a part of all steps"},
     {"max_train_epochs", "num_train_epochs"},
     {"min_snr_gamma", "snr_gamma"},
     {"mixed_precision", "activations_dtype",
@@ -50,6 +49,7 @@ constexpr Row kRows[] = {
     {"neg_prompt", "negative_prompt"},
     {"network_alpha", "lora_alpha"},
     {"network_dim", "lora_rank"},
+    {"network_dropout", "lora_dropout", ", of an adapter's input, as PEFT has it"},
     {"network_weights", "lora_init"},
     {"num_epochs", "num_train_epochs"},
     {"num_images", "num_images_per_prompt"},
@@ -58,7 +58,6 @@ constexpr Row kRows[] = {
     {"pretrained_vae_model_name_or_path", "vae_file"},
     {"proportion_empty_prompts", "caption_dropout"},
     {"rank", "lora_rank"},
-    {"reg_data_dir", "class_data_dir"},
     {"sample_every_n_steps", "sample_every"},
     {"sampler", "scheduler", ", as in scheduler=euler"},
     {"sampler_name", "scheduler", ", as in scheduler=euler"},
@@ -67,11 +66,14 @@ constexpr Row kRows[] = {
     {"torch_dtype", "activations_dtype"},
     {"train_batch_size", "per_device_batch_size"},
     {"use_ema", "ema_decay", ", as in ema_decay=0.9999"},
+    {"v_parameterization", "prediction_type", ", as in prediction_type=v_prediction"},
     {"vae", "vae_file"},
     {"validation_prompt", "prompt"},
     {"validation_steps", "sample_every"},
-    {"weight_decay", "adam_weight_decay", ", with optimizer=sgd `sgd_weight_decay`"},
+    {"weight_decay", "optimizer_args", ", as in optimizer_args=weight_decay=0.01"},
     {"with_prior_preservation", "class_data_dir", ": the folder of the class's images"},
+    {"zero_terminal_snr", "diffusion_scheduler_config",
+     ", as in diffusion_scheduler_config=\"{rescale_betas_zero_snr: true}\""},
 };
 
 }  // namespace

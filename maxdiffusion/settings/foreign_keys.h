@@ -1,4 +1,5 @@
-// Keys of other programs (diffusers' training scripts, kohya's, user interfaces) that have another name here.
+// Keys of other programs (diffusers' training scripts, kohya's, user interfaces) that have another name in this
+// program.
 #pragma once
 
 #include <map>
@@ -6,7 +7,7 @@
 
 namespace md {
 
-/// Their name → the sentence that names ours.
+/// Foreign name → a sentence that names this program's key.
 const std::map<std::string, std::string>& foreign_keys();
 
 }  // namespace md

@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/processes/processes.h"
+#include "maxdiffusion/schedulers/timestep_sampling.h"
 #include "maxdiffusion/settings/key_rules.h"
 
 namespace md {
@@ -42,7 +43,7 @@ Keys keys_of_optimizers() {
   return names;
 }
 
-/// A run, as the rules below ask about it.
+/// A run, for the rules below.
 struct Situation {
   const RunConfig& c;
   const ModelFolder& folder;
@@ -57,7 +58,11 @@ struct Situation {
   bool generates() const { return command == "generate"; }
   bool is_dreambooth() const { return !c.dreambooth.instance_data_dir.empty(); }
   bool videos() const { return family.spec().videos(); }
-  /// Whether training makes samples.
+  bool begins_with_image() const {
+    return (!c.sample.image.empty() || !c.sample.image_url.empty()) && family.spec().image_to_image &&
+           !family.image_conditioning();
+  }
+  /// Whether training generates samples.
   bool samples_while_training() const {
     return trains() && !c.sample.prompt.empty() &&
            (c.run.sample_every != 0 || c.run.enable_ssim || c.run.enable_generate_video_for_eval);
@@ -66,7 +71,7 @@ struct Situation {
   bool is_flow_matching() const {
     return md::is_flow_matching(training_config(folder.scheduler_config(), c.scheduler));
   }
-  /// Whether levels of noise are shifted by the size of the sample.
+  /// Whether noise levels are shifted depending on the sample's size.
   bool shifts_by_size() const {
     return sampling_config(folder.scheduler_config(), c.scheduler).value("use_dynamic_shifting", false);
   }
@@ -90,12 +95,12 @@ struct Situation {
       if (std::filesystem::exists(folder.path() + "/tokenizer/" + file)) return true;
     return false;
   }
-  /// Whether scan_layers makes a loop of any layers.
+  /// Whether scan_layers stacks any layers.
   bool repeats() const {
     const ParamTable params = folder.params(family.spec().denoisers, scope_options(c.layers));
     return std::ranges::any_of(params.params(), [](const Param& p) { return p.stacked > 0; });
   }
-  /// Whether captions have as many tokens as the key says.
+  /// Whether the number of tokens of captions is set by the key.
   bool reads_length() const {
     return std::ranges::any_of(family.spec().text_encoders, [&](const TextEncoderSpec& e) {
       return e.max_tokens - e.template_tokens == c.model.max_sequence_length;
@@ -105,20 +110,20 @@ struct Situation {
     return std::ranges::any_of(family.spec().text_encoders, [](const TextEncoderSpec& e) { return !e.layers.empty(); });
   }
   std::string ignored_by_optimizer(const std::string& key) const {
-    for (const OptimizerKey& k : c.optim.own_keys)
+    for (const OptimizerKey& k : c.optim.key_values)
       if (key == k.name && c.optim.optimizer != k.optimizer)
         return fmt::format("only optimizer={} reads it", k.optimizer);
     return "";
   }
   int64_t height() const { return sampled.height; }
-  /// Whether a sample is decoded in tiles, where a key asks for them.
+  /// Whether a sample is decoded in tiles if the key requests it.
   bool tiles() const {
     const Dims latent = family.latent_dims(sampled);
     return !videos() && family.spec().autoencoder->decoder_tile > 0 &&
            std::max(latent[0], latent[1]) > family.spec().autoencoder->decoder_tile;
   }
   int64_t slices() const { return std::max<int64_t>(topology(devices.client()).slices(), devices.replicas()); }
-  /// A size of the mesh's keys.
+  /// A size set by the mesh's keys.
   int64_t size(const std::string& key) const {
     int64_t found = 1;
     MeshConfig mesh = c.mesh;
@@ -128,7 +133,7 @@ struct Situation {
     });
     return found;
   }
-  /// The first key that says where the data is, and the keys after it, which do not count.
+  /// The key that sets the location of the data; later ones are ignored.
   std::string data_key() const {
     if (!c.denoise.replay_batches.empty()) return "replay_batches";
     if (is_dreambooth()) return "instance_data_dir";
@@ -140,7 +145,8 @@ struct Situation {
   }
   bool reads_data_of(const std::string& key) const { return data_key().empty() || data_key() == key; }
   std::vector<std::pair<const char*, std::string>> places() const {
-    return {{"hf_train_files", c.source.hf_train_files},
+    return {{"dataset_config", c.source.dataset_config},
+            {"hf_train_files", c.source.hf_train_files},
             {"grain_train_files", c.source.grain_train_files},
             {"train_data_dir", c.source.train_data_dir},
             {"hf_data_dir", c.source.hf_data_dir},
@@ -148,13 +154,13 @@ struct Situation {
   }
 };
 
-/// Why a key is ignored; empty: it is not.
+/// Why a key is ignored; empty: it is used.
 using Reason = std::function<std::string(const Situation&, const std::string& key)>;
 
 struct Rule {
   Keys keys;
   Reason reason;
-  /// Whether the key may stand in a file that is right for another command, model or machine.
+  /// Whether the key is normal in a file that other commands, models or machines share.
   bool shared = false;
 };
 
@@ -162,7 +168,7 @@ std::string unless(bool read, const char* reason) { return read ? "" : reason; }
 Reason always(const char* reason) {
   return [=](const Situation&, const std::string&) { return reason; };
 }
-/// Where another key has its default, or has another value.
+/// Ignored unless another key is set, or has a given value.
 Reason unless_set(const char* other, const char* reason) {
   return [=](const Situation& s, const std::string&) { return unless(s.keys.changed(other), reason); };
 }
@@ -170,17 +176,18 @@ Reason if_set(const char* other, const char* reason) {
   return [=](const Situation& s, const std::string&) { return unless(!s.keys.changed(other), reason); };
 }
 
-/// Reasons are functions of a situation `s` and a `key`.
+/// A reason as an expression of a situation `s` and a `key`.
 #define RULE(...)                                                                                   \
   []([[maybe_unused]] const Situation& s, [[maybe_unused]] const std::string& key) -> std::string { \
     return __VA_ARGS__;                                                                             \
   }
 
 const std::vector<Rule>& rules() {
-  const Keys sizes = {"height", "width", "num_frames", "fps"};  // of videos that are learned as well
+  const Keys sizes = {"height", "width", "num_frames", "fps"};  // of videos, for which they also affect training
   static const std::vector<Rule> all = {
-      // What other commands read.
+      // Keys of other commands.
       {of<TfrecordKeys>(), RULE(unless(s.command == "prepare_tfrecords", "only prepare_tfrecords reads it")), true},
+      {{"check_dir"}, RULE("only check reads it"), true},
       {{"compile_target", "compile_topology_num_slices"}, RULE("only compile and plan read it"), true},
       {of<DataSourceConfig>() + (of<ImageKeys>() - Keys{"resolution"}) +
            Keys{"timesteps_list", "encoder_batch_size", "dataset_save_location", "cache_latents_text_encoder_outputs"},
@@ -194,6 +201,18 @@ const std::vector<Rule>& rules() {
                 "lora_alpha",
                 "lora_target_modules",
                 "lora_init",
+                "adapter",
+                "use_rslora",
+                "rank_pattern",
+                "alpha_pattern",
+                "conv_dim",
+                "conv_alpha",
+                "lora_dropout",
+                "rank_dropout",
+                "module_dropout",
+                "decompose_factor",
+                "decompose_both",
+                "feedforward_modules",
                 "sample_every",
                 "enable_generate_video_for_eval",
                 "enable_ssim",
@@ -213,10 +232,11 @@ const std::vector<Rule>& rules() {
                 "data_sharding"},
        RULE(unless(s.trains(), "only training reads it")), true},
       {Keys{"lora_files", "lora_scales", "lora_config", "enable_lora", "output_type", "vae_slicing"} +
-           of<ControlKeys>(),
+           of<ControlKeys>() + of<PromptKeys>(),
        RULE(unless(s.generates(), "only generate reads it")), true},
       {(of<SampleFileKeys>() - sizes - Keys{"guidance_scale", "boundary_ratio"}) + of<StepCacheKeys>() +
-           Keys{"scheduler", "flow_shift", "time_shift", "base_shift", "max_shift", "vae_decode_chunk"},
+           Keys{"scheduler", "sigma_schedule", "flow_shift", "time_shift", "base_shift", "max_shift",
+                "vae_decode_chunk"},
        RULE(unless(s.samples(), "no samples are generated (sample_every=0, or no prompt)")), true},
       {sizes, RULE(unless(s.samples() || s.videos(), "training images have the size of resolution")), true},
       {{"guidance_scale"},
@@ -234,6 +254,15 @@ const std::vector<Rule>& rules() {
                    "output_dir is given, and save_config_to_gcs=false")),
        true},
 
+      {{"apg_eta", "apg_norm_threshold", "apg_momentum"},
+       RULE(unless(s.c.sample.guidance_method == "apg", "only guidance_method=apg reads it"))},
+      {{"cfg_zero_init_steps"},
+       RULE(unless(s.c.sample.guidance_method == "cfg_zero", "only guidance_method=cfg_zero reads it"))},
+      {{"cfg_pp_lambda"}, RULE(unless(s.c.sample.guidance_method == "cfg_pp", "only guidance_method=cfg_pp reads it"))},
+      {{"pag_adaptive_scale", "pag_applied_layers"}, RULE(unless(s.c.sample.pag_scale > 0, "pag_scale is 0"))},
+      {{"skip_layer_guidance_start", "skip_layer_guidance_stop", "skip_layer_guidance_layers"},
+       RULE(unless(s.c.sample.skip_layer_guidance_scale > 0, "skip_layer_guidance_scale is 0"))},
+
       // Updates.
       {keys_of_optimizers(), RULE(s.ignored_by_optimizer(key))},
       {{"max_grad_norm"},
@@ -242,31 +271,72 @@ const std::vector<Rule>& rules() {
       {{"max_grad_value"},
        unless_set("opt_enable_grad_clipping", "gradient clipping by value is off (opt_enable_grad_clipping=false)")},
       {{"lr_num_cycles"},
-       RULE(unless(s.c.optim.lr_scheduler == "cosine_with_restarts",
-                   "only lr_scheduler=cosine_with_restarts reads it"))},
+       RULE(unless(s.c.optim.lr_scheduler == "cosine_with_restarts" || s.c.optim.lr_scheduler == "warmup_stable_decay",
+                   "only lr_scheduler=cosine_with_restarts and warmup_stable_decay read it"))},
       {{"lr_power"}, RULE(unless(s.c.optim.lr_scheduler == "polynomial", "only lr_scheduler=polynomial reads it"))},
-      {{"warmup_steps_fraction", "learning_rate_schedule_steps"},
+      {{"lr_decay_steps"},
+       RULE(unless(s.c.optim.lr_scheduler == "warmup_stable_decay", "only lr_scheduler=warmup_stable_decay reads it"))},
+      {{"lr_scheduler_min_lr_ratio"},
+       RULE(unless(s.c.optim.lr_scheduler == "cosine" || s.c.optim.lr_scheduler == "rex" ||
+                       s.c.optim.lr_scheduler == "warmup_stable_decay",
+                   "only lr_scheduler=cosine, rex and warmup_stable_decay read it"))},
+      {{"warmup_steps_fraction"},
+       RULE(unless(s.c.optim.lr_warmup_steps < 0, "lr_warmup_steps says how long warming up takes"))},
+      {{"loraplus_lr_ratio"}, unless_set("train_lora", "there are no LoRA matrices (train_lora=false)")},
+      {{"learning_rate"}, RULE(unless(!s.c.update.unet_lr, "unet_lr says the denoiser's"))},
+      {{"learning_rate", "unet_lr", "text_encoder_learning_rate"},
+       RULE(unless(!make_optimizer(s.c.optim)->has_own_rate(), "relative_step=True finds its own step sizes"))},
+      {{"warmup_steps_fraction", "lr_warmup_steps", "learning_rate_schedule_steps"},
        RULE(unless(s.c.optim.lr_scheduler != "constant", "lr_scheduler=constant is the same at every step"))},
       {{"low_precision_update"},
        RULE(unless(parse_dtype(s.c.layers.weights_dtype) != DType::f32, "weights_dtype=float32 rounds no update"))},
+      {{"moments_dtype"},
+       RULE(unless(has_moments_of_parameters(*make_optimizer(s.c.optim)),
+                   "this optimizer has no float32 moments of the weights' shapes"))},
       {{"text_encoder_learning_rate"},
        unless_set("train_text_encoder", "no text encoder is trained (train_text_encoder=false)")},
       {{"num_train_epochs"}, RULE(unless(s.c.optim.max_train_steps <= 0, "max_train_steps says when training ends"))},
       {of<AutoencoderKeys>(), unless_set("train_new_vae", "no autoencoder is trained (train_new_vae=false)")},
       {{"vae_image_pretrain_steps"}, RULE(unless(s.videos(), "this model's media are images"))},
-      {{"lora_rank", "lora_alpha", "lora_target_modules"},
+      {{"lora_rank", "lora_alpha", "lora_target_modules", "adapter", "use_rslora", "rank_pattern", "alpha_pattern",
+        "conv_dim", "conv_alpha", "lora_dropout", "rank_dropout", "module_dropout", "decompose_factor",
+        "decompose_both", "feedforward_modules"},
        unless_set("train_lora", "no LoRA is trained (train_lora=false)")},
+      {{"lora_rank", "lora_alpha"},
+       RULE(unless(adapter_named(s.c.lora.adapter).has_rank(), "this kind of adapter has no rank"))},
+      {{"loraplus_lr_ratio"},
+       RULE(unless(s.c.lora.adapter == "lora" || s.c.lora.adapter == "dora", "this kind of adapter has no matrix B"))},
       {{"disable_training_weights", "train_flow_shift", "timestep_lookup"},
        RULE(unless(s.is_flow_matching(), "this is not a flow-matching model"))},
+      {{"logit_mean", "logit_std", "mode_scale", "sigmoid_scale", "train_flow_shift"},
+       [](const Situation& s, const std::string& key) {
+         const std::string& sampling = s.c.process.timestep_sampling;
+         return timestep_sampling_reads(sampling, key) ? ""
+                                                       : fmt::format("timestep_sampling={} does not read it", sampling);
+       }},
+      {{"huber_c", "huber_schedule"},
+       RULE(unless(s.c.denoise.loss_type == "huber" || s.c.denoise.loss_type == "smooth_l1",
+                   "only loss_type=huber and smooth_l1 read it"))},
+      {{"huber_scale"},
+       RULE(unless((s.c.denoise.loss_type == "huber" || s.c.denoise.loss_type == "smooth_l1") &&
+                       s.c.denoise.huber_schedule != "snr",
+                   "only loss_type=huber and smooth_l1 with huber_schedule=constant or exponential read it"))},
+      {{"multires_noise_discount"},
+       RULE(unless(s.c.denoise.multires_noise_iterations > 0, "only multires_noise_iterations reads it"))},
 
       // Data.
-      {{"hf_train_files", "grain_train_files", "train_data_dir", "hf_data_dir", "dataset_name"},
+      {{"dataset_config", "hf_train_files", "grain_train_files", "train_data_dir", "hf_data_dir", "dataset_name"},
        RULE(s.reads_data_of(key) ? "" : s.data_key() + " says where the data is"),
        true},
       {{"dataset_type"},
        RULE(unless(!s.is_dreambooth() && s.c.denoise.replay_batches.empty(), "the data is elsewhere"))},
       {{"cache_dreambooth_dataset"}, always("latents of DreamBooth's images are always cached")},
-      {of<DreamboothKeys>() - Keys{"instance_data_dir"},
+      {{"center_crop", "image_column", "caption_column", "train_split", "original_size_conditioning", "masked_loss"},
+       if_set("dataset_config", "its folders keep aspect ratios, captions, masks and sizes in their own way")},
+      {{"prior_loss_weight"},
+       RULE(unless(s.keys.changed("instance_data_dir") || s.keys.changed("dataset_config"),
+                   "there are no regularization images (instance_data_dir and dataset_config are empty)"))},
+      {of<DreamboothKeys>() - Keys{"instance_data_dir", "prior_loss_weight"},
        unless_set("instance_data_dir", "the run is not DreamBooth (instance_data_dir is empty)")},
       {of<SyntheticKeys>() + Keys{"synthetic_num_samples"},
        RULE(unless(s.c.source.dataset_type == "synthetic", "dataset_type is not synthetic"))},
@@ -293,7 +363,7 @@ const std::vector<Rule>& rules() {
                    "height and width are given")),
        true},
 
-      // What is written.
+      // Outputs.
       {{"sample_every"}, unless_set("prompt", "there is nothing to sample (prompt is empty)")},
       {{"metrics_file", "gcs_metrics"}, if_set("write_metrics", "write_metrics=false")},
       {{"timing_metrics_file"}, if_set("write_timing_metrics", "write_timing_metrics=false")},
@@ -331,9 +401,12 @@ const std::vector<Rule>& rules() {
        RULE(unless(s.trains(), "weights that are there are taken")), true},
       {{"scan_layers"}, RULE(unless(s.repeats(), "no layers of this model repeat"))},
       {{"max_sequence_length"}, RULE(unless(s.reads_length(), "this model has a fixed caption length"))},
+      {{"reference_resolution"}, RULE(unless(s.family.reference_images(), "this model takes no reference images"))},
       {{"text_encoder_out_layers"}, RULE(unless(s.reads_layers(), "this model reads one layer of its text encoder"))},
       {of<QuantizationKeys>() - Keys{"use_qwix_quantization", "quantization", "quantization_local_shard_count"},
        unless_set("use_qwix_quantization", "nothing is quantized (use_qwix_quantization=false)")},
+      {{"base_quantization_skip"},
+       unless_set("base_weights_dtype", "no weights are in few bits (base_weights_dtype is empty)")},
       {{"names_which_can_be_saved", "names_which_can_be_offloaded"},
        RULE(unless(s.c.layers.remat_policy == "CUSTOM", "only remat_policy=CUSTOM reads it"))},
       {{"flash_min_seq_length", "flash_block_sizes"}, unless_set("attention", "attention=dot_product has no blocks")},
@@ -348,6 +421,11 @@ const std::vector<Rule>& rules() {
       // Samples.
       {{"vae_encode_chunk"},
        RULE(unless(!s.generates() || !s.c.sample.image.empty() || !s.c.sample.image_url.empty(), "no image is given"))},
+      {{"wildcards_dir"}, unless_set("dynamic_prompts", "dynamic_prompts=false")},
+      {{"mask_grow", "mask_blur"},
+       RULE(unless(!s.c.sample.mask_image.empty() || !s.c.sample.outpaint.empty(), "there is no mask_image"))},
+      {{"hires_strength"}, RULE(unless(s.c.sample.hires_scale > 1, "hires_scale=1 generates nothing again"))},
+      {{"strength"}, RULE(unless(s.begins_with_image(), "samples begin with noise alone"))},
       {{"original_size", "crops_coords_top_left", "target_size"},
        RULE(unless(!s.family.spec().size_conditioning.empty(), "this model is not conditioned on sizes"))},
       {{"negative_prompt", "negative_prompt_2", "guidance_rescale", "cfg_normalization", "cfg_truncation"},
@@ -411,16 +489,18 @@ void KeyRules::warn_of_ignored(const OpenedModels& opened, std::string_view comm
   Keys named, named_of_file;
   for (const Rule& rule : rules())
     for (const std::string& key : rule.keys) {
-      const bool given = s.c.on_command_line.contains(key), differs = s.keys.changed(key);
-      if (std::ranges::count(named, key) > 0 || !(rule.shared ? given && differs : given || differs)) continue;
+      const bool on_command_line = s.c.on_command_line.contains(key), differs = s.keys.changed(key);
+      if (std::ranges::count(named, key) > 0 ||
+          !(rule.shared ? on_command_line && differs : on_command_line || differs))
+        continue;
       const std::string reason = rule.reason(s, key);
       if (reason.empty()) continue;
       named.push_back(key);
-      add(given ? of_words : of_file, reason, key);
-      if (!given) named_of_file.push_back(key);
+      add(on_command_line ? of_words : of_file, reason, key);
+      if (!on_command_line) named_of_file.push_back(key);
     }
   log_each(LogLevel::warning, of_words);
-  constexpr size_t kLines = 5;  // a file that several commands, models and machines share may have many
+  constexpr size_t kLines = 5;  // a file for several commands, models and machines may have many
   const bool many = of_file.size() > kLines;
   if (many)
     log_warning("{} keys of {} are ignored in this run: {} (MAXDIFFUSION_LOG=debug prints why)", named_of_file.size(),

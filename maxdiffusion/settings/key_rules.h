@@ -1,5 +1,5 @@
-// What the keys of a config may not be together (compatibility.cc), and which of them a run does not read
-// (ignored_keys.cc): one table and one message form for each.
+// Combinations of keys that are not supported (compatibility.cc), and keys that a run does not read (ignored_keys.cc):
+// one table and one message form for each.
 #pragma once
 
 #include <memory>
@@ -15,21 +15,21 @@ struct OpenedModels {
   const ModelFolder& folder;
   const Family& family;
   const Devices& devices;
-  MediaSize samples;  // size of what is sampled
+  MediaSize samples;  // size of the generated samples
 };
 
-/// The rules over one config's keys. It names the keys that break them.
+/// The rules for one config's keys. Messages name the keys.
 class KeyRules {
  public:
   explicit KeyRules(const RunConfig& config) : config_(std::make_shared<const RunConfig>(config)) {}
-  /// Throws invalid_config, naming the keys and the reason, for what training does not support.
+  /// Throws invalid_config, naming the keys and the reason, for combinations that training does not support.
   void check_training(const Family& family) const;
-  /// Throws the same for what prepare_tfrecords does not support.
+  /// Likewise for prepare_tfrecords.
   void check_tfrecords() const;
-  /// Warns, naming the keys first, of each that is not its default, or stands on the command line, and is without
-  /// effect in this run: its switch is off, or the model has nothing that reads it. Keys that another command reads, as
-  /// those of training in a config that samples, are named where they stand on the command line only. `command`: train,
-  /// generate or prepare_tfrecords.
+  /// Warns of each key that has no effect in this run although it is set: it differs from its default, or is on the
+  /// command line, but its switch is off or the model does not use it. Keys of other commands, such as training keys in
+  /// a config for sampling, cause a warning only if they are on the command line. Warnings name the keys first.
+  /// `command`: train, generate or prepare_tfrecords.
   void warn_of_ignored(const OpenedModels& opened, std::string_view command) const;
 
  private:

@@ -1,4 +1,4 @@
-// Changes that commonly make a program fit its devices.
+// Suggests key changes that make a program fit its devices.
 #pragma once
 
 #include <string>
@@ -10,18 +10,20 @@
 
 namespace md {
 
-/// The keys that decide how much memory a step takes, and can be changed.
+/// The keys that determine how much memory a step needs.
 struct MemoryKeys {
   LayerKeys layers;
   MeshConfig mesh;
   BatchKeys batches;
+  int64_t accumulation = 1;         // gradient_accumulation_steps
+  std::string optimizer = "adamw";  // its name
 };
 struct MemorySuggestion {
   std::string words;  // for a command line
-  MemoryKeys keys;    // with them
+  MemoryKeys keys;    // with these changes
 };
-/// Of the programs of a run with these keys, or where `trains` of its training step, on this mesh. Best first: what
-/// costs least. `offloads`: devices have memory besides the host's.
+/// Suggestions for the programs of a run with these keys on this mesh; `trains`: for its training step. Cheapest first.
+/// `offloads`: devices have memory separate from the host's.
 std::vector<MemorySuggestion> memory_suggestions(const MemoryKeys& keys, const Mesh& mesh, bool trains, bool offloads);
 
 }  // namespace md

@@ -28,7 +28,7 @@ TEST(MemorySuggestions, TryTheHostsMemoryWhereDevicesHaveTheirOwn) {
   const auto changes = memory_suggestions(k, Mesh::single(), true, true);
   EXPECT_EQ(changes[2].keys.layers.remat_policy, "HIDDEN_STATE_WITH_OFFLOAD");
   EXPECT_TRUE(changes[2].keys.layers.scan_layers);
-  // What is so already is not tried, and nothing is taken back.
+  // Settings that are already in effect are not suggested, and none is reverted.
   k = changes[2].keys;
   EXPECT_EQ(words(k, true, true), (Words{"attention=flash", "per_device_batch_size=1"}));
 }

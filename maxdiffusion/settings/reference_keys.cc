@@ -12,7 +12,7 @@ void refuse(bool set, const char* key, const char* reason) {
 }
 
 void warn(bool set, const char* key, const char* reason) {
-  if (set) log_warning("{} has no effect: {}", key, reason);
+  if (set) log_warning("{} is ignored: {}", key, reason);
 }
 
 }  // namespace
@@ -36,7 +36,7 @@ ConfigSource without_keys_of_family(ConfigSource source) {
       const auto found = source.values().find(key);
       if (found == source.values().end()) continue;
       if (found->second.where == kCommandLine)
-        log_warning("{} has no effect: only MaxDiffusion's program for {} reads it", key, family.name);
+        log_warning("{} is ignored: only MaxDiffusion's program for {} reads it", key, family.name);
       source.drop(key);
     }
   }
@@ -57,11 +57,12 @@ void ReferenceKeys::validate() const {
   warn(vae_spatial > 0, "vae_spatial", "the samples of a batch are split over the devices, not their width");
   warn(!converted_weights_dir.empty(), "converted_weights_dir", kWeights);
   warn(!pretrained_orbax_dir.empty(), "pretrained_orbax_dir", kWeights);
-  // What arranges itself here.
+  // Keys for choices that this program makes automatically.
   const ReferenceKeys usual;
   constexpr const char *kFormat = "weights are those of .safetensors files",
                        *kThreads = "grain_worker_count sets the threads that prepare captions and images",
-                       *kTiles = "flash_block_sizes sets the sizes of blocks";
+                       *kTiles =
+                           "flash_block_sizes sets the sizes of blocks; `tune attention` finds them by the compiler";
   warn(jit_initializers != usual.jit_initializers, "jit_initializers", "starting values are made on the host");
   warn(from_pt != usual.from_pt, "from_pt", kFormat);
   warn(controlnet_from_pt != usual.controlnet_from_pt, "controlnet_from_pt", kFormat);

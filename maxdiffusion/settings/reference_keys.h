@@ -1,5 +1,5 @@
-// Keys of the reference's configuration files that have no effect in this program, so that its files are read as they
-// are. A value that would change something there is refused or warned about by name.
+// Keys of MaxDiffusion's configs that this program ignores, so that those files can be loaded unchanged. A value that
+// would change the result in MaxDiffusion is rejected or causes a warning naming the key.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace md {
 
-/// Declared so that files which name them are read. Source: MaxDiffusion's configs/base_xl.yml and its siblings.
+/// Declared so that files with these keys can be loaded. Source: MaxDiffusion's configs/base_xl.yml and its siblings.
 struct ReferenceKeys {
-  // How the reference arranges work that needs no key here; any value is accepted.
+  // Settings of MaxDiffusion's implementation; any value is accepted.
   bool jit_initializers = true, from_pt = true, controlnet_from_pt = true, lightning_from_pt = true;
   bool split_head_dim = true, mask_padding_tokens = true, skip_jax_distributed_system = false, offload_encoders = true;
   int64_t tokenize_captions_num_proc = 4, transform_images_num_proc = 4;
@@ -29,7 +29,7 @@ struct ReferenceKeys {
 
   template <class V>
   void visit(V&& v) {
-    constexpr const char* kAny = "accepted for MaxDiffusion's files; has no effect";
+    constexpr const char* kAny = "accepted for MaxDiffusion's files; ignored";
     constexpr const char* kNeutral = "accepted for MaxDiffusion's files; other values are refused or warned about";
     v("jit_initializers", jit_initializers, kAny);
     v("from_pt", from_pt, kAny);
@@ -74,14 +74,14 @@ struct ReferenceKeys {
     v("scheduler_dtype", scheduler_dtype, kNeutral);
   }
 
-  /// Throws invalid_config for what would change the result and is not there; warns of what is left out.
+  /// Throws invalid_config for unsupported keys that would change the result; warns of the other ones.
   void validate() const;
 };
 
-/// Throws invalid_config where a file of the reference is of an unsupported family, naming the family.
+/// Throws invalid_config, naming the family, for a MaxDiffusion config of an unsupported family.
 void check_family_of_file(const ConfigSource& source);
-/// Without the keys that only the reference's files of this one's family have, and that have no effect here; logs those
-/// of the command line.
+/// Removes the keys that only MaxDiffusion's configs of this family have and that have no effect; logs those of the
+/// command line.
 ConfigSource without_keys_of_family(ConfigSource source);
 
 }  // namespace md

@@ -1,5 +1,4 @@
-// Keys of this program that had another name: configs and commands with it still work, and a log line names the new
-// one.
+// Former names of this program's keys: configs and commands with them still work, and a log line names the current key.
 #pragma once
 
 #include <vector>

@@ -1,11 +1,17 @@
 #include "maxdiffusion/settings/requests.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <tuple>
 #include <utility>
 
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/split_at_commas.h"
+#include "maxdiffusion/data/folders/dynamic_prompts.h"
+#include "maxdiffusion/optim/low_precision.h"
+#include "maxdiffusion/settings/lora_tags.h"
+#include "maxdiffusion/settings/prompt_file.h"
 
 namespace md {
 
@@ -21,6 +27,18 @@ DeviceRequest device_request(const RunConfig& c) { return {c.hardware, c.mesh, c
 
 namespace {
 
+/// Bytes of optimizer slots, float32 master weight and average per element of a large matrix.
+int64_t state_bytes_per_weight(const RunConfig& c) {
+  constexpr int64_t kSide = 1024;
+  int64_t bytes = 0;
+  for (const StateSlot& slot : optimizer_slots(c.optim))
+    if (const auto array = slot.array({.dims = {kSide, kSide}, .axes = {}})) bytes += array->shape.bytes();
+  bytes /= kSide * kSide;
+  const bool has_copy = is_low_precision(parse_dtype(c.layers.weights_dtype)) &&
+                        low_precision_update(c.optim.low_precision_update) == LowPrecisionUpdate::master_f32;
+  return bytes + (has_copy ? 4 : 0) + (c.update.ema_decay > 0 ? 4 : 0);
+}
+
 ComponentsRequest components_request(const RunConfig& c, const RunInfo& run) {
   return {.model = {.keys = c.model,
                     .seed = run.seed,
@@ -33,8 +51,7 @@ ComponentsRequest components_request(const RunConfig& c, const RunInfo& run) {
                        .compile = c.compile,
                        .sizes = c.sample,
                        .resolution = c.images.resolution,
-                       .trains_lora = c.lora.train_lora,
-                       .averages = c.update.ema_decay > 0}};
+                       .state_bytes_per_weight = c.lora.train_lora ? 0 : state_bytes_per_weight(c)}};
 }
 
 PipelineOptions pipeline_options(const RunConfig& c) {
@@ -54,7 +71,7 @@ PipelineOptions pipeline_options(const RunConfig& c) {
 
 std::vector<std::string> images_of(const SampleFileKeys& k) {
   if (k.image.empty() && !k.image_url.empty()) return {k.image_url};
-  if (k.image.size() == 1 && std::filesystem::exists(k.image[0])) return k.image;  // commas may be in its name
+  if (k.image.size() == 1 && std::filesystem::exists(k.image[0])) return k.image;  // its name may contain commas
   return split_at_commas(k.image);
 }
 
@@ -91,24 +108,139 @@ TrainingRequest training_request(const RunConfig& c, bool joins) {
           .sampling = sampling,
           .samples = samples_of(c, sampling),
           .pipeline = pipeline_options(c),
+          .check_dir = c.run.check_dir,
           .rules = KeyRules(c)};
 }
 
+namespace {
+
+std::map<std::string, std::string> changed_settings(const RunConfig& c) {
+  RunConfig copy = c, usual;
+  KeyList keys, defaults;
+  keys.add(copy), defaults.add(usual);
+  keys.make_paths_absolute();
+  const std::map<std::string, std::string> unchanged = defaults.values();
+  std::map<std::string, std::string> out = keys.values();
+  std::erase_if(out,
+                [&](const auto& v) { return v.second == unchanged.at(v.first) || !image_keys().contains(v.first); });
+  return out;
+}
+
+}  // namespace
+
+const std::set<std::string>& image_keys() {
+  static const std::set<std::string> names = [] {
+    RunConfig c;
+    KeyList keys;
+    c.groups([&](const std::string& title, auto&... structs) {
+      if (title == "samples" || title == "LoRA") (keys.add(structs), ...);
+    });
+    keys.add(c.model), keys.add(c.layers), keys.add(c.encoders), keys.add(c.mesh), keys.add(c.sharding);
+    std::set<std::string> all = {"hardware", "cpu_device_count", "resolution", "per_device_batch_size",
+                                 "global_batch_size"};
+    for (const ConfigKey& key : keys.keys()) all.insert(key.name);
+    c.prompts.visit([&](const char* name, auto&&...) { all.erase(name); });
+    return all;
+  }();
+  return names;
+}
+
+namespace {
+
+/// Expands the prompts of each image if they have alternatives; returns whether they have.
+bool choose_prompts(RunConfig& c, DynamicPrompts& dynamic, uint64_t seed) {
+  SampleKeys& k = c.sample;
+  const std::vector<std::pair<const char*, Texts*>> texts = {{"prompt", &k.prompt},
+                                                             {"negative_prompt", &k.negative_prompt},
+                                                             {"prompt_2", &k.prompt_2},
+                                                             {"negative_prompt_2", &k.negative_prompt_2}};
+  if (std::ranges::none_of(texts,
+                           [](const auto& t) { return std::ranges::any_of(*t.second, DynamicPrompts::has_choices); }))
+    return false;
+  const int64_t prompts = std::ssize(k.prompt), each = k.num_images_per_prompt.value_or(1);
+  check(each >= 1, Code::invalid_config, "num_images_per_prompt is {}; expected 1 or more", each);
+  check(prompts == 1 || each == 1 || images_of(c.sample).size() < 2, Code::invalid_config,
+        "image: several images are given for several prompts with choices and num_images_per_prompt={}; expected 1",
+        each);
+  for (size_t stream = 0; stream < texts.size(); ++stream) {
+    const auto& [key, list] = texts[stream];
+    const bool for_all = std::ssize(*list) == 1;
+    if (!for_all && std::ssize(*list) != prompts) continue;  // empty, or rejected later
+    if (for_all && stream > 0 && !DynamicPrompts::has_choices(list->front())) continue;
+    const Texts patterns = *list;
+    list->clear();
+    for (int64_t image = 0; image < prompts * each; ++image)
+      list->push_back(
+          dynamic.chosen(key, patterns[for_all ? 0 : static_cast<size_t>(image / each)], seed, image, stream));
+  }
+  k.num_images_per_prompt = 1;
+  return true;
+}
+
+}  // namespace
+
 GenerateRequest generate_request(const RunConfig& c) {
-  return {.search = run_search(c),
-          .pipeline = pipeline_options(c),
-          .sampling = sampling_request(c, make_run_info(c, processes())),
-          .profile = c.profile.enable_profiler,
-          .rules = KeyRules(c)};
+  GenerateRequest r{.search = run_search(c),
+                    .pipeline = pipeline_options(c),
+                    .items = {},
+                    .profile = c.profile.enable_profiler,
+                    .rules = KeyRules(c)};
+  const bool of_file = !c.prompts.prompt_file.empty();
+  std::vector<PromptLine> lines = of_file ? prompt_lines(c) : std::vector<PromptLine>{{c, ""}};
+  if (const std::string& xy = c.prompts.xy; !xy.empty()) {
+    check(!of_file, Code::invalid_config, "xy is given with prompt_file; expected one of them");
+    check(c.sample.output_type != "latent", Code::invalid_config,
+          "xy is given with output_type=latent; expected another: a sheet shows pixels");
+    r.axes = xy_axes(xy);
+    lines.clear();
+    for (RunConfig& its : xy_configs(c, r.axes)) lines.push_back({std::move(its), ""});
+  }
+  DynamicPrompts dynamic(c.prompts.wildcards_dir);
+  bool chosen = false, tagged = false;
+  for (PromptLine& line : lines) try {
+      RunConfig& its = line.config;
+      if (of_file && !its.sample.num_images_per_prompt) its.sample.num_images_per_prompt = 1;
+      const RunInfo run = make_run_info(its, processes());
+      if (its.prompts.dynamic_prompts) chosen |= choose_prompts(its, dynamic, run.sample_seed);
+      tagged |= take_lora_tags(its.sample, its.lora, its.prompts.lora_dir);
+      r.items.push_back({sampling_request(its, run), its.lora, line.where, changed_settings(its)});
+    } catch (Error& e) {
+      if (of_file) e.note("in " + line.where);
+      throw;
+    }
+  if (c.prompts.dynamic_prompts && !chosen)
+    log_warning("dynamic_prompts is ignored: no prompt has alternatives, {{a|b}}, or wildcards, __name__");
+  if (!c.prompts.lora_dir.empty() && !tagged)
+    log_warning("lora_dir is ignored: no prompt names a LoRA file, <lora:name:0.8>");
+  r.pipeline.keep_loaded = r.items.size() > 1;
+  return r;
+}
+
+GenerateRequest serve_request(const RunConfig& c) {
+  for (const char* key : {"prompt", "prompt_2", "image", "image_url", "mask_image", "last_image", "latents",
+                          "only_image", "output_type", "prompt_file", "dynamic_prompts", "wildcards_dir",
+                          "controlnet_model_name_or_path", "controlnet_image", "sample_seed"})
+    if (c.on_command_line.contains(key)) log_warning("{} is ignored: requests to the server give it, or cannot", key);
+  GenerateRequest r{.search = run_search(c),
+                    .pipeline = pipeline_options(c),
+                    .items = {{sampling_request(c, make_run_info(c, processes())), c.lora, "", {}}},
+                    .profile = false,
+                    .rules = KeyRules(c),
+                    .lora_dir = c.prompts.lora_dir};
+  r.pipeline.controlnet.clear();
+  r.pipeline.keep_loaded = true;
+  SampleRequest& defaults = r.items[0].sampling.request;
+  defaults.prompt.clear(), defaults.prompt_2.clear();
+  return r;
 }
 
 SamplingRequest sampling_request(const RunConfig& c, const RunInfo& run) {
   const SampleFileKeys& k = c.sample;
   SampleRequest r{k};
-  const auto& given = c.on_command_line;
+  const auto& on_command_line = c.on_command_line;
   for (const auto& [key, first, texts] :
        {std::tuple{"prompt_2", "prompt", &r.prompt_2}, {"negative_prompt_2", "negative_prompt", &r.negative_prompt_2}})
-    if (!texts->empty() && given.contains(first) && !given.contains(key)) {
+    if (!texts->empty() && on_command_line.contains(first) && !on_command_line.contains(key)) {
       log_info_once("{} of the file is ignored: the command line gives {}", key, first);
       texts->clear();
     }
@@ -125,8 +257,10 @@ SamplingRequest sampling_request(const RunConfig& c, const RunInfo& run) {
                     .last_image = k.last_image,
                     .control_image = c.control.controlnet_image,
                     .control_preprocessor = c.control.controlnet_preprocessor,
+                    .mask_image = k.mask_image,
                     .images = images_of(k)},
           .batch = {c.batches.per_device_batch_size, c.batches.global_batch_size},
+          .only_image = k.only_image,
           .output_type = k.output_type,
           .fps = k.fps};
 }

@@ -20,68 +20,67 @@ namespace md {
 namespace {
 
 void check_libtpu_flags(const RunConfig& c) {
-  const std::string& wanted = c.compile.libtpu_flags;
-  if (wanted.empty()) return;
+  const std::string& flags = c.compile.libtpu_flags;
+  if (flags.empty()) return;
   std::vector<std::string> known;
   for (const pjrt::FlagSet& set : pjrt::kTpuPlatform.flag_sets) known.emplace_back(set.name);
-  check(std::ranges::find(known, wanted) != known.end(), Code::invalid_config, "libtpu_flags '{}' is not one of {}",
-        wanted, fmt::join(known, ", "));
+  check(std::ranges::find(known, flags) != known.end(), Code::invalid_config, "libtpu_flags '{}' is not one of {}",
+        flags, fmt::join(known, ", "));
   if (c.hardware.hardware != "tpu" && c.hardware.topology.empty())
-    log_warning("libtpu_flags has no effect: hardware is {}", c.hardware.hardware);
+    log_warning("libtpu_flags is ignored: hardware is {}", c.hardware.hardware);
 }
 
-/// A run's name is one folder in output_dir.
+/// Throws unless a run's name is a single folder name in output_dir.
 void check_run_name(const std::string& name) {
   const bool control = std::ranges::any_of(name, [](unsigned char c) { return c < 0x20 || c == 0x7f; });
   check(name != "." && name != ".." && name.find('/') == std::string::npos && !control, Code::invalid_config,
         "run_name is '{}'; expected the name of one folder in output_dir, without /", name);
 }
 
-/// Of the keys that say where the data is, those count that the nearest place gives: the command line, the file, its
-/// parent. `source`: the keys' values, of which the others become empty. Throws invalid_config where the command line
-/// contradicts itself; a file that does is warned about, as files with a dataset_name of the reference do.
+/// Of the keys that set the location of the data, keeps the one with the highest priority: the command line, the file,
+/// its parents; clears the others in `data`. `source`: the keys with their priorities. Throws invalid_config if the
+/// command line sets two of them; warns if a file does, as MaxDiffusion's files with a dataset_name do.
 void choose_data(const ConfigSource& source, DataSourceConfig& data) {
-  // In the order in which they are looked at.
-  const std::pair<const char*, std::string*> places[] = {{"hf_train_files", &data.hf_train_files},
+  // In order of precedence.
+  const std::pair<const char*, std::string*> places[] = {{"dataset_config", &data.dataset_config},
+                                                         {"hf_train_files", &data.hf_train_files},
                                                          {"grain_train_files", &data.grain_train_files},
                                                          {"train_data_dir", &data.train_data_dir},
                                                          {"hf_data_dir", &data.hf_data_dir},
                                                          {"dataset_name", &data.dataset_name}};
-  const auto given = [&](const auto& place) {
+  const auto value_of = [&](const auto& place) {
     const auto it = source.values().find(place.first);
     return place.second->empty() || it == source.values().end() ? nullptr : &it->second;
   };
   const ConfigValue* nearest = nullptr;
   const char* chosen = nullptr;
   for (const auto& place : places)
-    if (const ConfigValue* v = given(place); v && (!nearest || v->layer > nearest->layer))
+    if (const ConfigValue* v = value_of(place); v && (!nearest || v->layer > nearest->layer))
       nearest = v, chosen = place.first;
   for (const auto& place : places) {
-    const ConfigValue* v = given(place);
+    const ConfigValue* v = value_of(place);
     if (!v || place.first == chosen) continue;
-    // The reference names a builder, such as parquet, beside its files.
+    // MaxDiffusion names a builder, such as parquet, in addition to its files.
     const bool builder = place.first == std::string("dataset_name") && std::string(chosen).starts_with("hf_");
     if (v->layer == nearest->layer && !builder) {
       check(v->where != kCommandLine, Code::invalid_config, "{} and {} are both given; expected one location of data",
             chosen, place.first);
-      log_warning("{}: {} ignored: {} is the location of the data", v->where, place.first, chosen);
+      log_warning("{}: {} is ignored: {} is the location of the data", v->where, place.first, chosen);
     }
     place.second->clear();
   }
 }
 
-void check_sampler(const std::string& given) {
-  if (given.empty() || !sampler_name(given).empty()) return;
+void check_sampler(const std::string& name) {
+  if (name.empty() || !sampler_name(name).empty()) return;
   const std::vector<std::string> known = sampler_names();
-  const bool missing = is_unsupported_sampler(given);
+  const bool missing = is_unsupported_sampler(name);
   Error e(Code::invalid_config,
-          fmt::format("scheduler is '{}'{}; expected one of: {}", given, missing ? ", which is not supported" : "",
-                      missing ? fmt::format("{}", fmt::join(known, ", ")) : nearest_first(given, known)));
-  constexpr const char* kOfRates[] = {"constant",   "constant_with_warmup", "linear", "cosine", "cosine_with_restarts",
-                                      "polynomial", "piecewise_constant"};
-  if (std::ranges::find(kOfRates, given) != std::end(kOfRates))
-    e.note(fmt::format("try: lr_scheduler={}, the schedule of the learning rate", given));
-  else if (const std::string near = missing ? "" : nearest(given, known); !near.empty())
+          fmt::format("scheduler is '{}'{}; expected one of: {}", name, missing ? ", which is not supported" : "",
+                      missing ? fmt::format("{}", fmt::join(known, ", ")) : nearest_first(name, known)));
+  if (std::ranges::count(schedule_names(), name) > 0)
+    e.note(fmt::format("try: lr_scheduler={}, the schedule of the learning rate", name));
+  else if (const std::string near = missing ? "" : nearest(name, known); !near.empty())
     e.note(fmt::format("try: scheduler={}", near));
   throw e;
 }
@@ -92,7 +91,8 @@ RunConfig RunConfig::load(const std::string& file, const std::vector<std::string
   RunConfig keys_only;
   KeyList keys;
   keys.add(keys_only);
-  RunConfig c = from_source(ConfigSource::load(file, keys.overrides(overrides)));
+  RunConfig c = from_source(file.empty() ? ConfigSource::from_text("", keys.overrides(overrides))
+                                         : ConfigSource::load(file, keys.overrides(overrides)));
   c.file = file;
   return c;
 }
@@ -111,7 +111,7 @@ RunConfig RunConfig::from_source(ConfigSource source) {
   c.reference.validate();
   set_hub_token(c.hub.hf_access_token);
   c.step_cache.validate();
-  make_optimizer(c.optim);  // refuses what its keys cannot be together
+  make_optimizer(c.optim);  // throws for contradicting keys
   c.layers.quantization.warn();
   if (const char* job = std::getenv("JOBSET_NAME"); job && c.run.run_name.empty()) c.run.run_name = job;
   if (c.run.output_dir.empty()) c.run.output_dir = c.run.base_output_directory;
@@ -128,7 +128,7 @@ RunConfig RunConfig::from_source(ConfigSource source) {
             key.name);
     }
   }
-  // Names are checked before anything starts, each by the list that knows it.
+  // Names are checked before anything starts, each by the list that defines it.
   text_encoder_options(autoencoder_options(scope_options(c.layers), c.encoders), c.encoders);
   if (c.layers.attention == "cudnn_flash_te" && c.hardware.hardware != "gpu")
     log_warning("attention=cudnn_flash_te: hardware is {}, cuDNN needs gpu; flash is used", c.hardware.hardware);
@@ -146,9 +146,9 @@ RunConfig RunConfig::from_source(ConfigSource source) {
 std::string RunConfig::to_yaml() const {
   KeyList keys;
   RunConfig copy = *this;
-  copy.hub.hf_access_token.clear();  // what is printed and saved is read by others
+  copy.hub.hf_access_token.clear();  // other people may read what is printed and saved
   keys.add(copy);
-  keys.make_paths_absolute();  // the run's config.yml is read from any folder
+  keys.make_paths_absolute();  // so that the run's config.yml can be read from any folder
   return keys.to_yaml();
 }
 
@@ -160,7 +160,8 @@ MediaSize training_size(const SampleKeys& keys, int64_t resolution, const Family
 int64_t global_batch(double per_device, int64_t devices, const char* key) {
   double n = per_device * static_cast<double>(devices);
   check(n >= 1 && n == std::floor(n), Code::invalid_config,
-        "{} is {}; times {} devices it is {}, expected a whole number of images", key, per_device, devices, n);
+        "{} is {}; on {} {} that is {} images, expected a whole number", key, per_device, devices,
+        devices == 1 ? "device" : "devices", n);
   return static_cast<int64_t>(n);
 }
 

@@ -1,5 +1,5 @@
-// RunConfig: every struct of keys that a run reads, composed. Flat in YAML; the key names are the reference's where it
-// has one. Each struct lives with the module that reads it. Parsing has no side effects. Source: MaxDiffusion's
+// RunConfig: every struct of keys that a run reads, in one flat YAML mapping. Names are MaxDiffusion's where it has
+// such a key. Each struct is declared in the module that reads it. Parsing has no side effects. Source: MaxDiffusion's
 // `configs/base_xl.yml` and its siblings.
 #pragma once
 
@@ -22,6 +22,7 @@
 #include "maxdiffusion/runtime/hardware_keys.h"
 #include "maxdiffusion/schedulers/process.h"
 #include "maxdiffusion/schedulers/scheduler_keys.h"
+#include "maxdiffusion/settings/prompt_keys.h"
 #include "maxdiffusion/settings/reference_keys.h"
 #include "maxdiffusion/tasks/autoencoder.h"
 #include "maxdiffusion/tasks/denoise.h"
@@ -31,7 +32,7 @@
 namespace md {
 
 struct RunKeys {
-  std::string run_name, output_dir = "runs", base_output_directory, timing_metrics_file;
+  std::string run_name, output_dir = "runs", base_output_directory, timing_metrics_file, check_dir;
   int64_t seed = 0, sample_every = 0;
   bool enable_generate_video_for_eval = false, enable_ssim = false;
   bool save_config_to_gcs = false, write_timing_metrics = true;
@@ -48,6 +49,8 @@ struct RunKeys {
       "also sample the prompts after each evaluation, into separate files");
     v("enable_ssim", enable_ssim, "log the similarity (SSIM, PSNR) of the first sample before and after training");
     v("timing_metrics_file", timing_metrics_file, "file that gets a line at start and end of each phase of a run",
+      KeyPath::output);
+    v("check_dir", check_dir, "check: folder of the images that it makes of the data; empty: it makes none",
       KeyPath::output);
     v("write_timing_metrics", write_timing_metrics, "false: timing_metrics_file is not written");
   }
@@ -73,15 +76,25 @@ struct DreamboothKeys {
   }
 };
 
-/// How steps become an update, without the optimizer's keys.
+/// How batches become an update, without the optimizer's keys.
 struct UpdateKeys {
-  double ema_decay = 0, text_encoder_learning_rate = 4.25e-6;
+  double ema_decay = 0, text_encoder_learning_rate = 4.25e-6, loraplus_lr_ratio = 1;
+  std::optional<double> unet_lr;
+  std::vector<std::string> network_reg_lrs, frozen_layers;
   int64_t gradient_accumulation_steps = 1;
   template <class V>
   void visit(V&& v) {
     v("ema_decay", ema_decay, "exponential moving average of the weights, saved and sampled instead of them; 0: off",
       in_range(0, below(1)));
     v("text_encoder_learning_rate", text_encoder_learning_rate, "peak step size of the text encoder", at_least(0));
+    v("unet_lr", unet_lr, "peak step size of the denoiser, whatever its kind; null: learning_rate", at_least(0));
+    v("network_reg_lrs", network_reg_lrs,
+      "peak step sizes by name, [\"down_blocks.0=1e-5\"]: regular expressions, found in MODEL/PATH of "
+      "`inspect params`; the first one counts");
+    v("loraplus_lr_ratio", loraplus_lr_ratio, "factor of the step size of LoRA's second matrices (LoRA+)",
+      at_least(above(0)));
+    v("frozen_layers", frozen_layers,
+      "regular expressions; parameters in whose MODEL/PATH one is found keep their values");
     v("gradient_accumulation_steps", gradient_accumulation_steps, "batches per update");
   }
 };
@@ -104,11 +117,11 @@ struct DataKeys {
   SyntheticKeys synthetic;
   TfrecordKeys tfrecords;
   DreamboothKeys dreambooth;
-  DenoiseKeys denoise;    // what is encoded beforehand, masked, recorded
-  SampleFileKeys sample;  // sizes of videos
+  DenoiseKeys denoise;    // encoding, masks, recorded batches
+  SampleFileKeys sample;  // for sizes of videos
 };
 
-/// What is trained, and how.
+/// Keys of what is trained and how.
 struct LearningKeys {
   SchedulerKeys scheduler;
   ProcessKeys process;
@@ -131,17 +144,18 @@ struct RunConfig : DataKeys, LearningKeys {
   EncoderKeys encoders;
   MetricsConfig metrics;
   ProfileConfig profile;
+  PromptKeys prompts;
   MediaChunkKeys media_chunks;
   StepCacheKeys step_cache;
   ControlKeys control;
   CompileConfig compile;
   ReferenceKeys reference;
-  std::set<std::string> on_command_line;  // keys given there
-  std::string file;                       // that was loaded; empty: none
-  std::string output_dir_of_file;         // where the command line gives another; empty: it does not
+  std::set<std::string> on_command_line;  // keys that the command line sets
+  std::string file;                       // the loaded file; empty: none
+  std::string output_dir_of_file;         // the file's value if the command line overrides it; else empty
 
-  /// Throws invalid_config: an unknown key or a value that it cannot take (naming file, line and key), or a name that
-  /// is in no list.
+  /// `file`: empty: only the overrides. Throws invalid_config for an unknown key, an invalid value (naming file, line
+  /// and key), or an unknown name such as an optimizer's.
   static RunConfig load(const std::string& file, const std::vector<std::string>& overrides);
   static RunConfig from_source(ConfigSource source);
   /// Without hf_access_token.
@@ -157,7 +171,7 @@ struct RunConfig : DataKeys, LearningKeys {
     f("training", optim, update, process, denoise, vae, eval);
     f("DreamBooth", dreambooth);
     f("LoRA", lora);
-    f("samples", sample, scheduler, media_chunks, step_cache, control);
+    f("samples", sample, prompts, scheduler, media_chunks, step_cache, control);
     f("without effect", reference);
   }
   template <class V>
@@ -166,15 +180,14 @@ struct RunConfig : DataKeys, LearningKeys {
   }
 };
 
-/// Of what is trained on: squares of `resolution`; of videos as sample_size.
+/// Size of training media: squares of `resolution`; videos as sample_size.
 MediaSize training_size(const SampleKeys& keys, int64_t resolution, const Family& family);
-/// Batch over all devices. Throws invalid_config when per_device × devices is not a whole positive number.
+/// Samples in a batch over all devices. Throws invalid_config unless per_device × devices is a positive whole number.
 int64_t global_batch(double per_device, int64_t devices, const char* key = "per_device_batch_size");
-/// global_batch_size where it is given, which the devices need not divide; otherwise per_device_batch_size × devices.
-/// Throws likewise.
+/// global_batch_size if it is set, which need not be divisible by the devices; else per_device_batch_size × devices.
+/// Throws as above.
 int64_t global_batch(const BatchKeys& keys, int64_t devices);
-/// The part of a batch that each of several replicas has (Devices::replicas). Throws invalid_config where it does not
-/// divide.
+/// Rows of a batch for each replica (Devices::replicas). Throws invalid_config if the batch is not divisible.
 int64_t part_of_replica(int64_t batch, int64_t replicas);
 
 }  // namespace md

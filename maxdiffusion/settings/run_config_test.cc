@@ -9,8 +9,8 @@
 namespace md {
 namespace {
 
-/// Whether the key takes a text of the command line; not: the error names it.
-bool takes(const ConfigKey& key, const std::string& text) {
+/// Whether the key accepts this command-line text; if not, checks that the error names the key.
+bool accepts(const ConfigKey& key, const std::string& text) {
   try {
     key.set({.text = text, .where = kCommandLine, .kind = ConfigValue::Kind::word});
     return true;
@@ -35,10 +35,10 @@ TEST(RunConfigKeys, TakeTheirDefaultsAndNothingBeyondTheirRanges) {
     ++ranges;
     for (const auto& [end, step] : {std::pair{key.range->least, -1.0}, {key.range->most, 1.0}}) {
       if (!std::isfinite(end.value)) continue;
-      EXPECT_EQ(takes(key, fmt::format("{}", end.value)), !end.excluded) << key.line();
-      EXPECT_FALSE(takes(key, fmt::format("{}", end.value + step))) << key.line();
+      EXPECT_EQ(accepts(key, fmt::format("{}", end.value)), !end.excluded) << key.line();
+      EXPECT_FALSE(accepts(key, fmt::format("{}", end.value + step))) << key.line();
     }
-    for (const char* word : {"inf", "-inf", "nan"}) EXPECT_FALSE(takes(key, word)) << key.line();
+    for (const char* word : {"inf", "-inf", "nan"}) EXPECT_FALSE(accepts(key, word)) << key.line();
   }
   EXPECT_GE(ranges, 26);
 }
@@ -51,9 +51,9 @@ TEST(RunConfigKeys, TakeTheWordsOfTheirListsAlone) {
   for (const ConfigKey& key : keys.keys()) {
     if (!key.words) continue;
     ++lists;
-    for (const std::string& word : key.words->words) EXPECT_TRUE(takes(key, word)) << key.line();
-    EXPECT_FALSE(takes(key, "neither")) << key.line();
-    EXPECT_EQ(takes(key, ""), key.words->or_empty) << key.line();
+    for (const std::string& word : key.words->words) EXPECT_TRUE(accepts(key, word)) << key.line();
+    EXPECT_FALSE(accepts(key, "neither")) << key.line();
+    EXPECT_EQ(accepts(key, ""), key.words->or_empty) << key.line();
   }
   EXPECT_GE(lists, 9);
 }

@@ -13,7 +13,7 @@ namespace {
 
 int64_t random_seed() {
   std::random_device device;
-  return static_cast<int64_t>(device() & 0x7fff'ffffU);  // what other programs take as well
+  return static_cast<int64_t>(device() & 0x7fff'ffffU);  // in the range that other programs accept
 }
 
 int64_t seed_of(const RunConfig& c, const RunInfo& run) {
@@ -48,8 +48,8 @@ RunInfo make_run_info(const RunConfig& c, Processes& all) {
     if (run.checkpoint_dir.empty()) run.checkpoint_dir = below(run.place, "checkpoints");
   }
   for (std::string* file : {&run.metrics.metrics_file, &run.timing_file}) {
-    const std::string given = std::exchange(*file, local_cache_path(*file));
-    if (is_remote(given)) run.uploads.emplace_back(*file, given);
+    const std::string remote = std::exchange(*file, local_cache_path(*file));
+    if (is_remote(remote)) run.uploads.emplace_back(*file, remote);
   }
   if (c.run.save_config_to_gcs) {
     check(!c.run.base_output_directory.empty(), Code::invalid_config,
@@ -65,7 +65,7 @@ RunInfo make_run_info(const RunConfig& c, Processes& all) {
     run.timing_file.clear();
   }
   if (!all.alone()) {
-    const int64_t sample_seed = saved.sample.sample_seed.value_or(-1);  // -1: none, now that it is chosen
+    const int64_t sample_seed = saved.sample.sample_seed.value_or(-1);  // -1: none, because it is now known
     const std::string seeds = all.from_coordinator("seed", fmt::format("{} {}", saved.run.seed, sample_seed));
     saved.run.seed = std::stoll(seeds);
     if (const int64_t agreed = std::stoll(seeds.substr(seeds.find(' '))); agreed != -1)

@@ -1,5 +1,5 @@
-// HTTP through libcurl and digests through OpenSSL, in a shared library of their own (maxdiffusion/storage/http/) that
-// is opened when the first thing is downloaded. Thread safe.
+// HTTP through libcurl and digests through OpenSSL, in a separate shared library (maxdiffusion/storage/http/) that is
+// opened on the first download. Thread safe.
 #pragma once
 
 #include <cstdint>

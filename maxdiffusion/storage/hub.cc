@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
-constexpr int kAttempts = 6;        // without a byte between them
+constexpr int kAttempts = 6;        // without receiving a byte between them
 constexpr int64_t kPatience = 300;  // longest accepted Retry-After, in seconds
 constexpr auto kReportEvery = std::chrono::seconds(10);
 
@@ -55,7 +55,7 @@ std::string without_space(std::string s) {
   return s;
 }
 
-std::string& given_token() {
+std::string& token_override() {
   static std::string token;
   return token;
 }
@@ -81,7 +81,7 @@ std::string shown(const HubName& n) {
   return n.revision.empty() || n.revision == "main" ? n.repository : n.repository + "@" + n.revision;
 }
 
-/// The error of an unsuccessful answer, with advice.
+/// The error for an unsuccessful response, with advice.
 Error refusal(const HubName& n, const std::string& what, const HttpAnswer& a) {
   const auto code = a.headers.find("x-error-code");
   const std::string kind = code == a.headers.end() ? "" : code->second;
@@ -108,7 +108,7 @@ Error refusal(const HubName& n, const std::string& what, const HttpAnswer& a) {
                                             a.error_body.empty() ? "" : ": " + a.error_body.substr(0, 200)));
 }
 
-/// Waits before another attempt. Throws Interrupted.
+/// Waits before the next attempt. Throws Interrupted on a signal.
 void wait_seconds(int64_t seconds) {
   const auto end = Clock::now() + std::chrono::seconds(seconds);
   while (Clock::now() < end) {
@@ -210,8 +210,8 @@ class BlobLock {
     make_folders(fs::path(file).parent_path());
     fd_ = ::open(file.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
     check(fd_ >= 0, Code::io, "open '{}': {}", file, std::strerror(errno));
-    for (bool said = false; ::flock(fd_, LOCK_EX | LOCK_NB) != 0; said = true) {
-      if (!said) log_info("another process downloads the same file; waiting for it");
+    for (bool logged = false; ::flock(fd_, LOCK_EX | LOCK_NB) != 0; logged = true) {
+      if (!logged) log_info("another process downloads the same file; waiting for it");
       wait_seconds(1);
     }
   }
@@ -229,7 +229,7 @@ std::string bytes_text(int64_t bytes) {
                                 : fmt::format("{:.1f} kB", static_cast<double>(bytes) / 1e3);
 }
 
-/// Logs how far a download is, every ten seconds.
+/// Logs the progress of a download every ten seconds.
 class Progress {
  public:
   Progress(std::string title, int64_t done, int64_t total)
@@ -279,7 +279,7 @@ void download_blob(const HubName& n, const std::string& commit, const HubFile& f
       a = http_library().get({.url = url, .token = hub_token(), .offset = have},
                              [&](int64_t status, std::string_view bytes) {
                                check_interrupt("downloading");
-                               if (status == 200 && have == before && before > 0) {  // the server does not send parts
+                               if (status == 200 && have == before && before > 0) {  // server without ranges
                                  writer = std::make_unique<FileWriter>(part, FileWriter::Open::truncate);
                                  progress.add(-before);
                                  have = 0;
@@ -325,8 +325,8 @@ bool ends_with_any(const std::string& s, std::initializer_list<const char*> ends
   return std::ranges::any_of(ends, [&](const char* e) { return s.ends_with(e); });
 }
 
-/// Of "unet/diffusion_pytorch_model.fp16-00001-of-00002.safetensors": folder "unet", stem "diffusion_pytorch_model",
-/// variant "fp16". Nothing for names that are not those of a model's weights or their index.
+/// Parts of a weights file's name: "unet/diffusion_pytorch_model.fp16-00001-of-00002.safetensors" has folder "unet",
+/// stem "diffusion_pytorch_model", variant "fp16". None for other files than weights and their indices.
 struct WeightsName {
   std::string folder, variant;
 };
@@ -399,7 +399,7 @@ std::string cached_snapshot(const HubName& n) {
 std::string hub_token() {
   {
     const std::lock_guard lock(token_mutex());
-    if (!given_token().empty()) return given_token();
+    if (!token_override().empty()) return token_override();
   }
   if (std::string token = without_space(variable("HF_TOKEN")); !token.empty()) return token;
   std::string file = variable("HF_TOKEN_PATH");
@@ -409,7 +409,7 @@ std::string hub_token() {
 
 void set_hub_token(const std::string& token) {
   const std::lock_guard lock(token_mutex());
-  given_token() = token;
+  token_override() = token;
 }
 
 bool hub_is_offline() {
@@ -423,7 +423,7 @@ bool hub_is_offline() {
 
 std::vector<HubFile> needed_files(const std::vector<HubFile>& files, const std::string& model_index,
                                   const std::string& variant) {
-  // Folders of components; safety checkers are not part of any model here.
+  // Folders of components; safety checkers are not used.
   std::set<std::string> folders;
   const json index = model_index.empty() ? json() : parse_json_or_discard(model_index);
   if (index.is_object())
@@ -440,8 +440,8 @@ std::vector<HubFile> needed_files(const std::vector<HubFile>& files, const std::
     if (index.is_object() && !folders.contains(top) && f.path != "model_index.json") continue;
     if (const auto w = weights_name(f.path)) {
       const std::set<std::string>& all = variants[w->folder];
-      const std::string& wanted = all.contains(variant) ? variant : all.contains("") ? "" : *all.begin();
-      if (w->variant == wanted) out.push_back(f);
+      const std::string& chosen = all.contains(variant) ? variant : all.contains("") ? "" : *all.begin();
+      if (w->variant == chosen) out.push_back(f);
     } else if (f.path.ends_with(".safetensors") ? !index.is_object()
                                                 : ends_with_any(f.path, {".json", ".txt", ".model", ".jinja"})) {
       out.push_back(f);
@@ -456,14 +456,14 @@ std::string download_snapshot(const HubName& n, const std::string& variant, cons
   const std::string entry = cache_entry(n);
   const Listing all = list_repository(n);
   const auto find = [&](const std::string& path) { return std::ranges::find(all.files, path, &HubFile::path); };
-  std::vector<HubFile> wanted;
+  std::vector<HubFile> selected;
   if (!only.empty()) {
     if (find(only) == all.files.end())
       throw Error(Code::io, fmt::format("download '{}': there is no file '{}'", shown(n), only))
           .note(fmt::format("try: look at {}", page_of(n)));
-    wanted = {*find(only)};
+    selected = {*find(only)};
   } else if (n.kind == "datasets") {
-    std::ranges::copy_if(all.files, std::back_inserter(wanted), [](const HubFile& f) {
+    std::ranges::copy_if(all.files, std::back_inserter(selected), [](const HubFile& f) {
       return !ends_with_any(f.path, {".md", ".py", ".gitattributes", ".gitignore"});
     });
   } else {
@@ -474,15 +474,15 @@ std::string download_snapshot(const HubName& n, const std::string& variant, cons
       download_blob(n, all.commit, *it, progress);
       index = read_file(entry + "/blobs/" + name_of_blob(*it));
     }
-    wanted = needed_files(all.files, index, variant);
+    selected = needed_files(all.files, index, variant);
   }
-  check(!wanted.empty(), Code::io, "download '{}': it holds no file that is needed; the first of {} is {}", shown(n),
+  check(!selected.empty(), Code::io, "download '{}': it holds no file that is needed; the first of {} is {}", shown(n),
         all.files.size(), all.files.empty() ? "none" : all.files[0].path);
 
-  const std::string snapshot = entry + "/snapshots/" + all.commit;
+  std::string snapshot = entry + "/snapshots/" + all.commit;
   std::vector<HubFile> missing;
   int64_t total = 0, left = 0;
-  for (const HubFile& f : wanted) {
+  for (const HubFile& f : selected) {
     if (exists(snapshot + "/" + f.path)) continue;
     missing.push_back(f);
     total += f.size;
@@ -520,7 +520,7 @@ std::string download_snapshot(const HubName& n, const std::string& variant, cons
   if (fresh) {
     std::error_code ec;
     fs::rename(folder, snapshot, ec);
-    if (ec) fs::remove_all(folder);  // another process was first
+    if (ec) fs::remove_all(folder);  // another process was faster
     check(fs::is_directory(snapshot), Code::io, "rename '{}': {}", folder, ec.message());
   }
   if (const std::string revision = n.revision.empty() ? "main" : n.revision; revision != all.commit) {

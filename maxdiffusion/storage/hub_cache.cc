@@ -12,24 +12,26 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// The snapshot's folder, with `only` in it where that is not empty.
+/// The snapshot's folder, which contains `only` unless that is empty.
 std::string find(const std::string& name, const HubName& n, const std::string& variant, const std::string& only) {
   if (!is_hub_name(n.repository))
-    throw Error(Code::io, fmt::format("there is no folder '{}'", name))
+    throw Error(Code::io, fmt::format("there is no file or folder '{}'", name))
         .note("try: a local folder, or a name of the Hugging Face hub such as owner/name");
-  const std::string cached = cached_snapshot(n);
+  std::string cached = cached_snapshot(n);
   const bool whole = !cached.empty() && (only.empty() || exists(cached + "/" + only));
   if (whole && (!n.checks || hub_is_offline())) return cached;
   if (hub_is_offline())
-    throw Error(Code::io,
-                fmt::format("there is no folder '{}', nor is it in the Hugging Face cache: '{}' holds no snapshot{}",
-                            name, cache_entry(n), n.revision.empty() ? "" : " of '" + n.revision + "'"))
+    throw Error(
+        Code::io,
+        fmt::format("there is no file or folder '{}', nor is it in the Hugging Face cache: '{}' holds no snapshot{}",
+                    name, cache_entry(n), n.revision.empty() ? "" : " of '" + n.revision + "'"))
         .note("try: HF_HUB_OFFLINE=0, which downloads it");
   try {
     return download_snapshot(n, variant, only);
   } catch (const Error& e) {
     if (!whole) {
-      Error all(e.code(), n.checks ? e.message() : fmt::format("there is no folder '{}', and {}", name, e.message()));
+      Error all(e.code(),
+                n.checks ? e.message() : fmt::format("there is no file or folder '{}', and {}", name, e.message()));
       for (const std::string& note : e.notes()) all.note(note);
       throw all;
     }

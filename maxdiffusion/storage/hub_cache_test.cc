@@ -39,7 +39,7 @@ class HubCache : public testing::Test {
 // S4-9
 TEST_F(HubCache, FoldersComeFirst) {
   EXPECT_EQ(local_folder(t.path()), t.path());
-  // One that is called as a model in the cache is.
+  // A folder with the name of a cached model takes precedence.
   const std::filesystem::path before = std::filesystem::current_path();
   make_folders(t / "here/owner/name");
   std::filesystem::current_path(t / "here");
@@ -59,7 +59,7 @@ TEST_F(HubCache, RevisionsAreBranchesRefsAndCommits) {
 
 TEST_F(HubCache, WhatIsNotCachedIsRefusedOffline) {
   EXPECT_NE(refusal("owner/other").find("HF_HUB_OFFLINE=0"), std::string::npos);
-  EXPECT_NE(refusal("../owner").find("there is no folder"), std::string::npos);
+  EXPECT_NE(refusal("../owner").find("there is no file or folder"), std::string::npos);
   write_file_atomic(entry + "/refs/main", "../../../../etc");
   EXPECT_NE(refusal("owner/name").find("no snapshot"), std::string::npos);
 }

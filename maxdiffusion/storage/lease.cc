@@ -23,7 +23,7 @@ namespace {
 constexpr std::chrono::seconds kPeriod{15}, kDead{60};
 constexpr int kAttempts = 3;
 
-/// First line of a file of the system, or "".
+/// First line of a system file, or "".
 std::string line_of(const std::string& path) {
   std::string line;
   if (FILE* f = std::fopen(path.c_str(), "r")) {
@@ -36,12 +36,12 @@ std::string line_of(const std::string& path) {
 /// Start time of a process; "" if it does not exist.
 std::string start_of(int64_t process) {
   const std::string line = line_of(fmt::format("/proc/{}/stat", process));
-  size_t at = line.rfind(')');  // the name may hold blanks
+  size_t at = line.rfind(')');  // the name may contain blanks
   for (int field = 2; field < 22 && at != std::string::npos; ++field) at = line.find(' ', at + 1);
   return at == std::string::npos ? "" : line.substr(at + 1, line.find(' ', at + 1) - at - 1);
 }
 
-/// This machine since it was started, and the numbers of processes that are known here.
+/// Identifies this machine since its boot, and this PID namespace.
 std::string machine() {
   std::error_code ec;
   return line_of("/proc/sys/kernel/random/boot_id") + " " +
@@ -49,24 +49,24 @@ std::string machine() {
 }
 
 struct Other {
-  std::string who;
-  int64_t quiet = 0;  // ns since its last sign
-  bool here = false;  // a process of this machine
+  std::string owner;
+  int64_t quiet = 0;   // ns since its last renewal
+  bool local = false;  // its process is on this machine
 };
 
 }  // namespace
 
 struct Lease::Impl {
   std::string folder, file, text;
-  std::unique_ptr<PeriodicThread> signs;  // ends first, since it uses the others
+  std::unique_ptr<PeriodicThread> signs;  // declared last, so that it ends before the members it uses
 
   void sign() const { put_text(file, text); }
 
-  void check_own(bool there) const {
-    md::check(there, Code::io, "'{}': another run uses it now; the lease of this run expired", shown(folder));
+  void check_owned(bool present) const {
+    md::check(present, Code::io, "'{}': another run uses it now; the lease of this run expired", shown(folder));
   }
 
-  /// Number and start of a process of this machine; empty: of another.
+  /// Process id and start time if the lease belongs to a process of this machine; else empty.
   static std::string process_here(const std::string& text) {
     const std::string where = machine();
     std::string line = text.substr(std::min(text.find('\n') + 1, text.size()));
@@ -78,56 +78,56 @@ struct Lease::Impl {
     return blank != std::string::npos && start_of(std::atoll(process.c_str())) != process.substr(blank + 1);
   }
 
-  /// Another valid lease. Removes expired ones.
+  /// Another process's valid lease. Removes expired ones.
   std::optional<Other> other() const {
     const std::vector<FoundFile> all = list_all_files(below(folder, ".lock"));
     const auto path = [](const FoundFile& f) { return split_location(f.location).path; };
-    const auto own = std::ranges::find(all, split_location(file).path, path);
-    check_own(own != all.end());
+    const auto mine = std::ranges::find(all, split_location(file).path, path);
+    check_owned(mine != all.end());
     for (const FoundFile& f : all) {
-      if (path(f) == path(*own)) continue;
-      std::string said = "another process";
+      if (path(f) == path(*mine)) continue;
+      std::string lease_text = "another process";
       try {
-        said = get_text(f.location);
-      } catch (const Error&) {  // it was released just now
+        lease_text = get_text(f.location);
+      } catch (const Error&) {  // it was just released
         if (!find_file(f.location)) continue;
       }
-      const int64_t quiet = own->modified - f.modified;
-      const std::string here = process_here(said);
-      if (quiet <= std::chrono::nanoseconds(kDead).count() && !is_dead(here))
-        return Other{said.substr(0, said.find('\n')), std::max<int64_t>(quiet, 0), !here.empty()};
-      log_info("'{}': the lease of {} has expired", shown(folder), said.substr(0, said.find('\n')));
+      const int64_t quiet = mine->modified - f.modified;
+      const std::string local_process = process_here(lease_text);
+      if (quiet <= std::chrono::nanoseconds(kDead).count() && !is_dead(local_process))
+        return Other{lease_text.substr(0, lease_text.find('\n')), std::max<int64_t>(quiet, 0), !local_process.empty()};
+      log_info("'{}': the lease of {} has expired", shown(folder), lease_text.substr(0, lease_text.find('\n')));
       remove_file(f.location);
     }
     return {};
   }
 };
 
-Lease::Lease(const std::string& folder, const std::string& who, std::chrono::seconds patience)
+Lease::Lease(const std::string& folder, const std::string& owner, std::chrono::seconds patience)
     : impl_(std::make_unique<Impl>()) {
   const auto end = std::chrono::steady_clock::now() + patience;
   std::random_device random;
   const int64_t process = ::getpid();
   impl_->folder = folder;
   impl_->file = below(folder, fmt::format(".lock/{:08x}{:08x}", random(), random()));
-  impl_->text = fmt::format("{}\n{} {} {}\n", who, machine(), process, start_of(process));
+  impl_->text = fmt::format("{}\n{} {} {}\n", owner, machine(), process, start_of(process));
   for (int attempt = 1;; ++attempt) {
     impl_->sign();
     const std::optional<Other> other = impl_->other();
     if (!other) break;
     remove_file(impl_->file);
-    // Two processes that start at once both withdraw; and a process of this machine may be ending.
-    if (attempt < kAttempts || (other->here && std::chrono::steady_clock::now() < end)) {
+    // Two processes that start at the same time both withdraw and retry; a process of this machine may also be exiting.
+    if (attempt < kAttempts || (other->local && std::chrono::steady_clock::now() < end)) {
       std::this_thread::sleep_for(std::chrono::milliseconds(100 + random() % 900));
       continue;
     }
-    throw Error(Code::io, fmt::format("'{}' is in use by {}; its lease was renewed {} s ago", shown(folder), other->who,
-                                      other->quiet / 1'000'000'000))
+    throw Error(Code::io, fmt::format("'{}' is in use by {}; its lease was renewed {} s ago", shown(folder),
+                                      other->owner, other->quiet / 1'000'000'000))
         .note(fmt::format("try: another run_name, or wait {} s: then the lease of a dead run expires", kDead.count()));
   }
   impl_->signs = std::make_unique<PeriodicThread>(fmt::format("'{}' is held by this run", shown(folder)), kPeriod,
                                                   [impl = impl_.get()] {
-                                                    impl->check_own(find_file(impl->file).has_value());
+                                                    impl->check_owned(find_file(impl->file).has_value());
                                                     impl->sign();
                                                     return false;
                                                   });
@@ -145,7 +145,7 @@ Lease::~Lease() {
 void Lease::check() const {
   const std::optional<Other> other = impl_->other();
   md::check(!other, Code::io, "'{}' is also in use by {}; this run writes nothing more there", shown(impl_->folder),
-            other ? other->who : "");
+            other ? other->owner : "");
 }
 
 }  // namespace md

@@ -14,7 +14,7 @@ namespace md {
 class Lease {
  public:
   /// Waits up to `patience` for an owner on this machine to end. Throws io naming the owner.
-  Lease(const std::string& folder, const std::string& who, std::chrono::seconds patience = std::chrono::seconds(10));
+  Lease(const std::string& folder, const std::string& owner, std::chrono::seconds patience = std::chrono::seconds(10));
   /// Releases the lease.
   ~Lease();
   Lease(const Lease&) = delete;

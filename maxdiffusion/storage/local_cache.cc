@@ -16,7 +16,7 @@ std::string local_cache_path(const std::string& location) {
   const std::string cache = user_cache_folder();
   check(!cache.empty(), Code::io, "'{}': no folder for the local copies of its files; try: XDG_CACHE_HOME=FOLDER",
         shown(location));
-  // Another server may have a bucket of the same name.
+  // Another server may have a bucket with this name.
   std::string server = split_location(location).query;
   for (const char* name :
        {"AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "CLOUD_STORAGE_EMULATOR_ENDPOINT", "STORAGE_EMULATOR_HOST"})
@@ -32,11 +32,12 @@ std::string local_cache_path(const std::string& location) {
 
 std::string local_copy(const std::string& location) {
   if (!is_remote(location)) return location;
-  const std::string local = local_cache_path(location), root = split_location(location).path;
+  std::string local = local_cache_path(location);
+  const std::string root = split_location(location).path;
   for (const FoundFile& f : list_inputs(location)) {
     const std::string path = local + split_location(f.location).path.substr(root.size());
-    const std::optional<FoundFile> here = find_file(path);
-    if (!here || here->size != f.size || here->modified < f.modified) get_file(f, path);
+    const std::optional<FoundFile> local_file = find_file(path);
+    if (!local_file || local_file->size != f.size || local_file->modified < f.modified) get_file(f, path);
   }
   return local;
 }

@@ -6,7 +6,7 @@ bool is_remote(const std::string& location) { return location.starts_with("gs://
 
 LocationParts split_location(const std::string& location) {
   if (!is_remote(location)) return {location, ""};
-  // The '?' of a pattern has no '=' behind it.
+  // The '?' of a pattern is not followed by '='.
   const size_t q = location.rfind('?');
   if (q == std::string::npos || location.find('=', q) == std::string::npos) return {location, ""};
   return {location.substr(0, q), location.substr(q)};

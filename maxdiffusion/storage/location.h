@@ -1,6 +1,6 @@
-// Where files are: a path, or a URI of the schemes gs:// and s3:// with the options that Arrow reads from its query
-// (endpoint_override=…, region=…, scheme=http; "gs://anonymous@bucket/…" and "s3://key:secret@bucket/…" set
-// credentials; otherwise the environment does).
+// Locations of files: a path, or a URI of the schemes gs:// and s3:// with the options that Arrow reads from its query
+// (endpoint_override=…, region=…, scheme=http). Credentials are in the URI ("gs://anonymous@bucket/…",
+// "s3://key:secret@bucket/…") or the environment.
 #pragma once
 
 #include <string>

@@ -32,14 +32,14 @@ std::optional<Stamp> stamp_of(const std::string& path) {
 
 struct RemoteSync::Impl {
   struct Place : Pair {
-    std::optional<std::map<std::string, FoundFile>> before;  // by location's path, when this began
+    std::optional<std::map<std::string, FoundFile>> before;  // by location's path, when this process started
   };
   std::vector<Place> places;
   std::set<std::string> left_out;
-  std::map<std::string, Stamp> there;      // by local path
-  std::unique_ptr<PeriodicThread> thread;  // ends first, since it uses the others
+  std::map<std::string, Stamp> uploaded;   // by local path
+  std::unique_ptr<PeriodicThread> thread;  // declared last, so that it ends before the members it uses
 
-  /// Paths below a place's folder, "" for the place itself where it is a file.
+  /// Paths relative to a local folder; "" if it is a file.
   std::vector<std::string> files_of(const Place& place) const {
     std::error_code ec;
     if (fs::is_regular_file(place.local, ec)) return {""};
@@ -54,14 +54,14 @@ struct RemoteSync::Impl {
     return files;
   }
 
-  /// Whether the bucket had the file before this process wrote anything.
+  /// Whether the bucket had this version of the file before this process wrote anything.
   static bool was_there(Place& place, const std::string& location, const Stamp& now) {
     if (!place.before) {
       place.before.emplace();
       for (FoundFile& f : list_all_files(place.location))
         place.before->emplace(split_location(f.location).path, std::move(f));
     }
-    constexpr int64_t kSecond = 1'000'000'000;  // S3 has whole seconds
+    constexpr int64_t kSecond = 1'000'000'000;  // S3 stores whole seconds
     const auto found = place.before->find(split_location(location).path);
     return found != place.before->end() && found->second.size == std::get<1>(now) &&
            found->second.modified / kSecond >= std::get<2>(now) / kSecond;
@@ -73,11 +73,11 @@ struct RemoteSync::Impl {
         const std::string local = file.empty() ? place.local : place.local + "/" + file,
                           location = file.empty() ? place.location : below(place.location, file);
         const std::optional<Stamp> now = stamp_of(local);
-        if (!now) continue;  // gone meanwhile
-        const auto known = there.find(local);
-        if (known != there.end() ? known->second == *now : was_there(place, location, *now)) continue;
+        if (!now) continue;  // removed meanwhile
+        const auto known = uploaded.find(local);
+        if (known != uploaded.end() ? known->second == *now : was_there(place, location, *now)) continue;
         put_file(local, location);
-        there[local] = *now;
+        uploaded[local] = *now;
       }
   }
 };

@@ -55,7 +55,7 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
   return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
 }
 
-/// Why a link below a folder is not followed; empty: it is.
+/// Why a link below a folder is not followed; empty: it is followed.
 std::string fault_of_link(const fs::path& link, const fs::path& folder) {
   std::error_code ec;
   const fs::path to = fs::canonical(link, ec);
@@ -69,7 +69,7 @@ std::string fault_of_link(const fs::path& link, const fs::path& folder) {
   return inside ? "" : fmt::format("it leads to '{}'", to.string());
 }
 
-// Not sorted. Links are followed wherever they lead, without `left_out`.
+// Lists files, unsorted. Without `left_out`, all links are followed.
 std::vector<FoundFile> walk(const std::string& location, SkippedLinks* left_out = nullptr) {
   std::vector<FoundFile> found;
   check_scheme(location);
@@ -86,13 +86,13 @@ std::vector<FoundFile> walk(const std::string& location, SkippedLinks* left_out 
   if (fs::is_regular_file(location, ec)) return {local_file(location)};
   if (!fs::is_directory(location, ec)) return found;
   const fs::path folder = fs::canonical(location, ec);
-  std::set<fs::path> seen = {folder};  // visited folders, with links resolved
+  std::set<fs::path> visited = {folder};  // visited folders, with links resolved
   fs::recursive_directory_iterator it(location, fs::directory_options::follow_directory_symlink, ec), end;
   for (; !ec && it != end; it.increment(ec)) {
     std::string fault;
     std::error_code unknown;
     if (left_out && it->is_symlink(unknown)) fault = fault_of_link(it->path(), folder);
-    if (fault.empty() && it->is_directory(unknown) && !seen.insert(fs::weakly_canonical(it->path(), unknown)).second)
+    if (fault.empty() && it->is_directory(unknown) && !visited.insert(fs::weakly_canonical(it->path(), unknown)).second)
       fault = "it leads to a folder that is read anyway";
     if (it->path().filename().string().starts_with('.')) {
       it.disable_recursion_pending();
@@ -113,7 +113,7 @@ std::vector<FoundFile> list_one(const std::string& location) {
   const LocationParts p = split_location(location);
   std::vector<FoundFile> found;
   if (first_wildcard(p.path) != std::string::npos) {
-    // Everything below the last folder before the first wildcard, sieved.
+    // Lists everything below the last folder before the first wildcard, then filters.
     const size_t root_end = p.path.rfind('/', first_wildcard(p.path));
     check(!is_remote(location) || root_end > std::string_view("s3://").size(), Code::io,
           "'{}': the name of a bucket has no wildcards", shown(location));

@@ -25,7 +25,7 @@ class InputFile {
   /// The location, for messages.
   virtual const std::string& name() const = 0;
   virtual int64_t size() const = 0;
-  /// Exactly [offset, offset + size). Throws io when the file ends before.
+  /// The bytes [offset, offset + size). Throws io if the file ends before.
   virtual Blob read(int64_t offset, int64_t size) const = 0;
   /// Whether the file is memory-mapped: small random reads are cheap.
   virtual bool local() const = 0;
@@ -39,7 +39,7 @@ struct FoundFile {
 
 /// Local files are mapped into memory; remote ones are read by ranges.
 std::shared_ptr<const InputFile> open_input(const std::string& location);
-/// Opens a file that a listing found, without asking a remote storage for its size again.
+/// As open_input; uses the listing's size instead of a request to a remote storage.
 std::shared_ptr<const InputFile> open_input(const FoundFile& file);
 /// Every file below a folder, or the file itself, sorted, as list_inputs(). Empty if it does not exist or is empty.
 /// Throws io if a remote location does not exist.

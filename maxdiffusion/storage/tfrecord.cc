@@ -9,7 +9,7 @@
 namespace md {
 namespace {
 
-// Bit reversed, polynomial 0x1EDC6F41.
+// Reflected, polynomial 0x1EDC6F41.
 constexpr std::array<uint32_t, 256> kTable = [] {
   std::array<uint32_t, 256> t{};
   for (uint32_t i = 0; i < 256; ++i) {

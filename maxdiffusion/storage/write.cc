@@ -32,7 +32,7 @@ std::string folder_of(const std::string& path) {
   return folder.empty() ? "." : folder;
 }
 
-/// A file of this machine, of the size that it has when it is opened.
+/// A local file, with its size at the time of opening.
 class Bytes {
  public:
   explicit Bytes(const std::string& path) : path_(path), fd_(open_to_read(path)) {
@@ -60,7 +60,7 @@ class Bytes {
   int64_t size_ = 0;
 };
 
-/// Retries a failed operation, unless the error is permanent.
+/// Retries a failed operation unless the error is permanent.
 void patiently(const std::function<void()>& act) {
   for (int attempt = 1;; ++attempt) {
     try {

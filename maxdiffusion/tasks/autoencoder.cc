@@ -11,8 +11,8 @@ std::vector<BatchField> AutoencoderTask::batch() const {
 }
 
 Tensor AutoencoderTask::loss(const Models& models, const Feed& feed, Rng rng) const {
-  const Scope own = models(model());  // for both directions
-  const Models both = [&own](const std::string&) { return Scope(own); };
+  const Scope shared = models(model());  // used by encoder and decoder
+  const Models both = [&shared](const std::string&) { return Scope(shared); };
   Tensor x = pixels_to_float(feed.at("pixels"));
   const Autoencoder& a = *autoencoder;
   const Posterior q = a.encode(both, x, nullptr);

@@ -29,7 +29,7 @@ struct AutoencoderKeys {
 struct AutoencoderTask : Task {
   std::shared_ptr<const Autoencoder> autoencoder;
   int64_t batch_size = 1;
-  MediaSize size;           // of the media, pixels
+  MediaSize size;           // of the media in pixels
   double kl_weight = 1e-6;  // times the KL per pixel value
 
   std::string model() const override { return autoencoder->component; }

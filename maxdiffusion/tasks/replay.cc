@@ -11,7 +11,7 @@ namespace md {
 namespace {
 
 /// A field of the batch and its tensor in the file.
-struct Wanted {
+struct ExpectedTensor {
   std::string field, tensor;
   int64_t rank;
   DType type = DType::f32;
@@ -20,11 +20,11 @@ struct Wanted {
 
 class Recorded final : public Dataset {
  public:
-  Recorded(SafetensorsReader file, std::string path, std::vector<Wanted> wanted,
+  Recorded(SafetensorsReader file, std::string path, std::vector<ExpectedTensor> tensors,
            std::shared_ptr<const NoiseProcess> process, int64_t steps, int64_t batch)
       : file_(std::move(file)),
         path_(std::move(path)),
-        wanted_(std::move(wanted)),
+        tensors_(std::move(tensors)),
         process_(std::move(process)),
         steps_(steps),
         batch_(batch) {}
@@ -35,7 +35,7 @@ class Recorded final : public Dataset {
           "replay_batches '{}' holds {} steps; step {} is needed: set max_train_steps to at most their number", path_,
           steps_, step);
     Batch b;
-    for (const Wanted& w : wanted_) {
+    for (const ExpectedTensor& w : tensors_) {
       const HostArray a = file_.tensors().at(fmt::format("step{}.{}", step, w.tensor)).cast(w.type);
       b[w.field] = w.sigmas ? process_->timesteps_from_sigmas(a) : w.channels_first ? channels_last(a) : a;
     }
@@ -49,7 +49,7 @@ class Recorded final : public Dataset {
  private:
   SafetensorsReader file_;
   std::string path_;
-  std::vector<Wanted> wanted_;
+  std::vector<ExpectedTensor> tensors_;
   std::shared_ptr<const NoiseProcess> process_;
   int64_t steps_, batch_;
   Position at_;
@@ -64,22 +64,28 @@ Replay open_replay(const std::string& path, const Family& family, std::shared_pt
   check(r.steps > 0, Code::io, "replay_batches '{}' has no tensor 'step0.latents'", path);
   const Dims latents = file.tensors().at("step0.latents").dims();
   const int64_t rank = static_cast<int64_t>(latents.size());
-  std::vector<Wanted> wanted = {{"latents", "latents", rank, DType::f32, true},
-                                {"noise", "noise", rank, DType::f32, true},
-                                {"timesteps", "timesteps", 1, process->timestep_dtype()}};
+  std::vector<ExpectedTensor> tensors = {{"latents", "latents", rank, DType::f32, true},
+                                         {"noise", "noise", rank, DType::f32, true},
+                                         {"timesteps", "timesteps", 1, process->timestep_dtype()}};
   if (file.tensors().contains("step0.sigmas"))
-    wanted.back() = {.field = "timesteps", .tensor = "sigmas", .rank = 1, .sigmas = true};
+    tensors.back() = {.field = "timesteps", .tensor = "sigmas", .rank = 1, .sigmas = true};
   r.latent = Dims(latents.begin() + 2, latents.end());
   r.latent.push_back(latents[1]);
   for (const auto& fields : {family.spec().conditioning, family.spec().size_conditioning})
     for (const Field& f : fields)
-      wanted.push_back(
+      tensors.push_back(
           {f.name, f.name == "prompt_embeds" ? "encoder_hidden_states" : f.name, f.shape.rank() + 1, f.shape.dtype});
   if (family.required_images() > 0)
     for (const Field& f : family.image_conditioning()->fields(family.spec().autoencoder->media_size(r.latent)))
-      wanted.push_back({f.name, f.name, f.shape.rank() + 1, DType::f32, f.shape.rank() == rank - 1});
+      tensors.push_back({f.name, f.name, f.shape.rank() + 1, DType::f32, f.shape.rank() == rank - 1});
+  if (const ReferenceImages* references = family.reference_images())
+    for (;; ++r.references) {
+      const std::string field = ReferenceImages::field(static_cast<size_t>(r.references));
+      if (r.references >= references->min_images && !file.tensors().contains("step0." + field)) break;
+      tensors.push_back({field, field, rank, DType::f32, true});
+    }
   for (int64_t i = 0; i < r.steps; ++i)
-    for (const Wanted& w : wanted) {
+    for (const ExpectedTensor& w : tensors) {
       auto it = file.tensors().find(fmt::format("step{}.{}", i, w.tensor));
       check(it != file.tensors().end(), Code::io, "replay_batches '{}' has no tensor 'step{}.{}'", path, i, w.tensor);
       const Shape &s = it->second.shape(), &first = file.tensors().at(fmt::format("step0.{}", w.tensor)).shape();
@@ -92,7 +98,7 @@ Replay open_replay(const std::string& path, const Family& family, std::shared_pt
   const auto prompts = file.tensors().find("step0.encoder_hidden_states");
   if (prompts != file.tensors().end()) r.text_length = prompts->second.dims()[1];
   r.data =
-      std::make_unique<Recorded>(std::move(file), path, std::move(wanted), std::move(process), r.steps, r.batch_size);
+      std::make_unique<Recorded>(std::move(file), path, std::move(tensors), std::move(process), r.steps, r.batch_size);
   return r;
 }
 

@@ -11,8 +11,8 @@ Tensor Task::batch_rows(Tensor replica, int64_t) const {
   const std::vector<BatchField> fields = batch();
   const auto batched = std::ranges::find_if(fields, [](const BatchField& f) { return f.batched; });
   check(batched != fields.end(), Code::invalid_graph, "{}: no field of the batch has rows", model());
-  const Tensor own = iota(replica.graph(), {DType::s32, {batched->shape.dims[0]}}, 0);
-  return own + replica * static_cast<double>(own.dims()[0]);
+  const Tensor rows = iota(replica.graph(), {DType::s32, {batched->shape.dims[0]}}, 0);
+  return rows + replica * static_cast<double>(rows.dims()[0]);
 }
 
 }  // namespace md

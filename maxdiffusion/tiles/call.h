@@ -1,5 +1,5 @@
-// A tile program as an operation of a graph: a kernel of our own on TPUs, StableHLO elsewhere. The partitioner knows
-// neither: on meshes inside manual computations only.
+// A tile program as an operation of a graph: a custom kernel on TPUs, StableHLO elsewhere. The partitioner supports
+// neither; on meshes use it inside manual computations only.
 #pragma once
 
 #include <memory>
@@ -15,8 +15,8 @@ struct Call {
   double flops = 0;  // of its matrix products
 };
 
-/// `arrays`: scalars and inputs in the program's order, which must be of its shapes (invalid_graph). Returns its
-/// outputs. No gradient; wrap it with custom_vjp.
+/// `arrays`: scalars and inputs in the program's order. Returns its outputs. Throws invalid_graph if shapes differ from
+/// the program's. No gradient; wrap it with custom_vjp.
 std::vector<Tensor> call(const Program& program, const std::vector<Tensor>& arrays, double flops = 0);
 
 extern const OpDef kTileProgram;

@@ -90,7 +90,7 @@ class Text {
   }
   const Memory& memory_of(const Statement& s) const { return program_.memories()[static_cast<size_t>(s.ref)]; }
 
-  /// The indices of rows from `row` on in a memory of any rank.
+  /// Indices of rows from `row` on in a memory of any rank.
   std::vector<std::string> indices(const Statement& s, const Tile& row) {
     std::string from = name(row);
     if (s.multiple > 1)
@@ -101,7 +101,7 @@ class Text {
       at.push_back(i + 2 == rank ? add("arith.index_cast", {from}, {"i32"}, "index") : index(0));
     return at;
   }
-  /// The tile's shape with the memory's leading axes of 1.
+  /// The tile's shape with the memory's leading axes of size 1.
   std::string whole_type(const Statement& s, const Shape& tile) const {
     Dims dims(memory_of(s).block.size() - 2, 1);
     dims.insert(dims.end(), tile.dims.begin(), tile.dims.end());
@@ -133,12 +133,13 @@ class Text {
 
   std::string reduced(const Statement& s) {
     const bool most = s.op == Op::max_of;
-    const Shape &x = s.in[0].shape, &out = s.out[0].shape, kept{x.dtype, {x.dims[static_cast<size_t>(1 - s.axis)]}};
-    const std::string start = constant(most ? -HUGE_VAL : 0, kept);
-    const std::string v =
-        add("vector.multi_reduction", {name(s.in[0]), start}, {type_of(x), type_of(kept)}, type_of(kept),
-            fmt::format("kind = #vector.kind<{}>, reduction_dims = array<i64: {}>", most ? "maximumf" : "add", s.axis));
-    return add("vector.shape_cast", {v}, {type_of(kept)}, type_of(out));
+    const Shape &x = s.in[0].shape, &out = s.out[0].shape,
+                reduced_shape{x.dtype, {x.dims[static_cast<size_t>(1 - s.axis)]}};
+    const std::string start = constant(most ? -HUGE_VAL : 0, reduced_shape);
+    const std::string v = add(
+        "vector.multi_reduction", {name(s.in[0]), start}, {type_of(x), type_of(reduced_shape)}, type_of(reduced_shape),
+        fmt::format("kind = #vector.kind<{}>, reduction_dims = array<i64: {}>", most ? "maximumf" : "add", s.axis));
+    return add("vector.shape_cast", {v}, {type_of(reduced_shape)}, type_of(out));
   }
 
   void when(const Statement& s) {
@@ -245,7 +246,7 @@ class Text {
     }
   }
 
-  /// Which block of an array a step has, as a function.
+  /// Prints the function from a step to its block of an array.
   void transform(const Memory& m, int number) {
     std::vector<std::string> arguments, types, results, of_results;
     for (size_t d = 0; d < program_.grid().size(); ++d) types.emplace_back("i32");
@@ -291,7 +292,7 @@ std::string base64(std::string_view bytes) {
 std::string mosaic_text(const Program& program) { return Text(program).module(); }
 
 CustomCall mosaic_call(const Program& program) {
-  constexpr int64_t kUsual = int64_t{14} << 20;  // what compilers give a kernel without being told is 16 MiB
+  constexpr int64_t kUsual = int64_t{14} << 20;  // the compiler's default limit for a kernel is 16 MiB
   const int64_t need = program.fast_memory() * 5 / 4;
   return {
       .target = kTpuCall,

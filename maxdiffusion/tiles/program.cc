@@ -9,7 +9,7 @@
 namespace md::tiles {
 namespace {
 
-/// In registers of 8 × 128 values of 4 bytes; narrower types pack more rows.
+/// Bytes in registers of 8 × 128 values of 4 bytes; narrower types pack more rows.
 int64_t registers_bytes(const Shape& s) {
   if (s.dims.empty()) return 0;
   const int64_t size = std::max<int64_t>(1, static_cast<int64_t>(size_of(s.dtype)));
@@ -26,10 +26,10 @@ int64_t registers_bytes(const Shape& s) {
 Program::Program(std::string name, Dims grid, int sequential)
     : name_(std::move(name)), grid_(std::move(grid)), sequential_(sequential) {}
 
-void Program::need(bool ok, const char* what, const std::vector<Tile>& given) const {
+void Program::need(bool ok, const char* what, const std::vector<Tile>& operands) const {
   if (ok) return;
   std::string shapes;
-  for (const Tile& t : given) shapes += (shapes.empty() ? "" : ", ") + to_string(t.shape);
+  for (const Tile& t : operands) shapes += (shapes.empty() ? "" : ", ") + to_string(t.shape);
   fail(Code::invalid_graph, "kernel '{}': {} of {}", name_, what, shapes);
 }
 
@@ -74,7 +74,7 @@ Ref Program::scratch(std::string name, Shape shape) {
 Tile Program::add_statement(Statement s, Shape out) {
   largest_ = std::max(largest_, registers_bytes(out));
   s.out = {{values_++, std::move(out)}};
-  const Tile result = s.out[0];
+  Tile result = s.out[0];
   bodies_.back()->statements.push_back(std::move(s));
   return result;
 }
@@ -217,16 +217,16 @@ std::vector<Tile> Program::loop(Tile count, std::vector<Tile> carried,
   const Tile i{values_++, {DType::s32, {}}};
   const std::vector<Tile> inside = like(carried);
   std::vector<Tile> results;
-  std::shared_ptr<Body> made = traced([&] { results = body(i, inside); });
+  std::shared_ptr<Body> loop_body = traced([&] { results = body(i, inside); });
   need(results.size() == carried.size(), "a loop that returns other tiles than it carries,", carried);
   for (size_t n = 0; n < carried.size(); ++n)
     need(results[n].shape == carried[n].shape, "a loop that carries another shape,", {carried[n], results[n]});
-  made->arguments = {i};
-  made->arguments.insert(made->arguments.end(), inside.begin(), inside.end());
-  made->results = std::move(results);
+  loop_body->arguments = {i};
+  loop_body->arguments.insert(loop_body->arguments.end(), inside.begin(), inside.end());
+  loop_body->results = std::move(results);
   Statement s{.op = Op::loop, .in = {count}, .out = like(carried)};
   s.in.insert(s.in.end(), carried.begin(), carried.end());
-  s.bodies = {std::move(made)};
+  s.bodies = {std::move(loop_body)};
   std::vector<Tile> out = s.out;
   bodies_.back()->statements.push_back(std::move(s));
   return out;

@@ -1,5 +1,5 @@
-// A kernel as data: what one step of a grid does to blocks of arrays. It is printed as StableHLO, which runs on every
-// device (stablehlo.h), and as a kernel for TPUs (mosaic.h). Explained with an example in docs/kernels.md.
+// A kernel as data: what one step of a grid does with blocks of arrays. It is printed as StableHLO, which runs on every
+// device (stablehlo.h), and as a kernel for TPUs (mosaic.h). docs/kernels.md explains it with an example.
 #pragma once
 
 #include <functional>
@@ -23,10 +23,11 @@ struct Tile {
 /// Memory that a program loads tiles from and stores tiles to.
 struct Ref {
   int id = -1;
-  Shape shape;  // [rows, columns]; of scalars [n]
+  Shape shape;  // [rows, columns]; scalars: [n]
 };
 
-/// Which block of an axis a step has: its coordinate on axis `grid` of the grid, divided and rounded down; −1: block 0.
+/// Block index along an axis in a step: its coordinate on axis `grid` of the grid, divided and rounded down; −1: block
+/// 0.
 struct Place {
   int grid = -1;
   int64_t divide = 1;
@@ -35,15 +36,15 @@ struct Place {
 enum class Space {
   scalars,  // s32 [n], a whole array
   input,    // a block of an array
-  output,   // the same; steps with the same block follow each other
-  scratch,  // keeps what is stored until the end of the kernel; at first anything
+  output,   // a block of an array; steps with the same block must be consecutive
+  scratch,  // keeps stored values until the end of the kernel; undefined initially
 };
 
 struct Memory {
   Space space;
   std::string name;
   Shape array;               // scratch: [rows, columns]
-  Dims block;                // as many sizes as the array; all but the last two are 1
+  Dims block;                // the rank of the array; all but the last two are 1
   std::vector<Place> place;  // one per axis of the array
 };
 
@@ -88,7 +89,7 @@ struct Statement {
   int64_t contract[2] = {};  // axes of both operands that matmul sums over
   bool exact = false;        // matmul of f32 operands in f32
   int64_t start[2] = {};     // of a slice
-  int64_t multiple = 1;      // that the row of a load or store is known to be of
+  int64_t multiple = 1;      // known divisor of the row of a load or store
   std::vector<std::shared_ptr<Body>> bodies;
 };
 struct Body {
@@ -97,15 +98,15 @@ struct Body {
   std::vector<Tile> results;
 };
 
-/// Written by calling its members in order. Each checks shapes and types, and throws invalid_graph with the program's
-/// name and what it was given.
+/// Built by calling its members in order. Each checks shapes and types, and throws invalid_graph with the program's
+/// name and the operands.
 class Program {
  public:
-  /// `sequential`: that many of the last axes of the grid run one after another, the last fastest; the others in any
-  /// order.
+  /// `sequential`: number of last grid axes whose steps run in sequence, the last axis fastest; steps along the other
+  /// axes run in any order.
   Program(std::string name, Dims grid, int sequential);
 
-  // Memories, in the order in which the printed program takes and returns arrays: scalars, inputs, outputs, scratch.
+  // Memories, in the order of the printed program's operands and results: scalars, inputs, outputs, scratch.
   Ref scalars(std::string name, int64_t n);
   Ref input(std::string name, Shape array, Dims block, std::vector<Place> place);
   Ref output(std::string name, Shape array, Dims block, std::vector<Place> place);
@@ -115,7 +116,7 @@ class Program {
   Tile scalar(int64_t value) { return constant(static_cast<double>(value), {DType::s32, {}}); }
   Tile coordinate(int axis);
   Tile read(Ref scalars, Tile index);
-  /// Rows [row, row + rows) of all columns; without rows: all. `row` is a multiple of `multiple`.
+  /// Rows [row, row + rows) of all columns; without arguments: all rows. `row` is a multiple of `multiple`.
   Tile load(Ref from);
   Tile load(Ref from, int64_t row, int64_t rows);
   Tile load(Ref from, Tile row, int64_t rows, int64_t multiple);
@@ -136,7 +137,7 @@ class Program {
   Tile cast(Tile x, DType type);
   Tile max_of(Tile x, int64_t axis) { return reduced(Op::max_of, x, axis); }
   Tile sum_of(Tile x, int64_t axis) { return reduced(Op::sum_of, x, axis); }
-  /// Of a scalar, one row or one column.
+  /// Broadcasts a scalar, one row or one column.
   Tile broadcast(Tile x, int64_t rows, int64_t columns);
   Tile select(Tile pred, Tile yes, Tile no);
   /// s32: the row (axis 0) or the column (axis 1) of each element.
@@ -146,10 +147,10 @@ class Program {
   Tile concatenate(std::vector<Tile> parts, int64_t axis);
   Tile slice(Tile x, int64_t row, int64_t rows, int64_t column, int64_t columns);
   Tile transpose(Tile x);
-  /// What `body` stores happens only if the scalar is true.
+  /// Runs the stores of `body` only if the scalar is true.
   void when(Tile condition, const std::function<void()>& body);
-  /// `body(i, carried)` for i = 0 … count − 1 returns the carried values of the next turn; the result are the last
-  /// ones.
+  /// `body(i, carried)` for i = 0 … count − 1 returns the next iteration's carried values; the result is those of the
+  /// last iteration.
   std::vector<Tile> loop(Tile count, std::vector<Tile> carried,
                          const std::function<std::vector<Tile>(Tile i, const std::vector<Tile>&)>& body);
 
@@ -158,11 +159,11 @@ class Program {
   int sequential() const { return sequential_; }
   const std::vector<Memory>& memories() const { return memories_; }
   const Body& body() const { return *bodies_.front(); }
-  int values() const { return values_; }  // ids are below
-  /// Arrays that a call returns.
+  int values() const { return values_; }  // number of values; ids are below it
+  /// Shapes of the results of a call.
   std::vector<Shape> results() const;
-  /// Bytes of fast memory of a TPU: two buffers for each block, scratch, and the largest tile twice, with
-  /// what filling up to whole registers adds. An estimate of what the compiler takes.
+  /// Estimated bytes of a TPU's fast memory: two buffers for each block, scratch, and twice the largest tile, including
+  /// padding to whole registers.
   int64_t fast_memory() const;
 
  private:
@@ -173,7 +174,7 @@ class Program {
   Tile compared(Op op, Tile a, Tile b);
   Tile reduced(Op op, Tile x, int64_t axis);
   std::shared_ptr<Body> traced(const std::function<void()>& body);
-  void need(bool ok, const char* what, const std::vector<Tile>& given) const;
+  void need(bool ok, const char* what, const std::vector<Tile>& operands) const;
 
   std::string name_;
   Dims grid_;

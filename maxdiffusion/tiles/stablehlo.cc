@@ -16,7 +16,8 @@ const Shape kScalar{DType::s32, {}}, kTruth{DType::pred, {}};
 
 Shape two_dims(const Memory& m) { return {m.array.dtype, {m.block.end() - 2, m.block.end()}}; }
 
-/// Prints one body of statements. `memory`: what each memory holds, two-dimensional; of scalars the whole array.
+/// Prints one body of statements. `memory`: the current contents of each memory, two-dimensional; for scalars the whole
+/// array.
 class Step {
  public:
   Step(const Program& program, Values coordinates, Values memory)
@@ -35,14 +36,14 @@ class Step {
   void bind(const Tile& t, Value v) { values_[static_cast<size_t>(t.id)] = std::move(v); }
   Value& memory(const Statement& s) { return memory_[static_cast<size_t>(s.ref)]; }
 
-  /// Memories that a body may change: they are results of what holds it.
+  /// Memories that a body may change; they are results of the enclosing statement.
   std::vector<size_t> changing() const {
     std::vector<size_t> of;
     for (size_t i = 0; i < memory_.size(); ++i)
       if (program_.memories()[i].space >= Space::output) of.push_back(i);
     return of;
   }
-  Values taken(const std::vector<size_t>& which) const {
+  Values selected(const std::vector<size_t>& which) const {
     Values out;
     for (size_t i : which) out.push_back(memory_[i]);
     return out;
@@ -54,10 +55,10 @@ class Step {
     const std::string region = c.region({scalar, scalar}, [&](EmitCtx& r, const Values& a) {
       return Values{r.emit(most ? "stablehlo.maximum" : "stablehlo.add", {a[0], a[1]}, scalar)};
     });
-    Dims kept = s.out[0].shape.dims;
-    kept.erase(kept.begin() + s.axis);
+    Dims reduced_dims = s.out[0].shape.dims;
+    reduced_dims.erase(reduced_dims.begin() + s.axis);
     const Value start = c.constant(most ? -std::numeric_limits<double>::infinity() : 0, scalar);
-    const Value sums = c.emit_multi("stablehlo.reduce", {x, start}, {{x.shape.dtype, kept}},
+    const Value sums = c.emit_multi("stablehlo.reduce", {x, start}, {{x.shape.dtype, reduced_dims}},
                                     fmt::format("dimensions = array<i64: {}>", s.axis), {region})[0];
     return c.emit("stablehlo.reshape", {sums}, s.out[0].shape);
   }
@@ -69,10 +70,10 @@ class Step {
     for (size_t i : which) shapes.push_back(memory_[i].shape);
     const std::string yes = c.region({}, [&](EmitCtx& r, const Values&) {
       run(r, *s.bodies[0]);
-      return taken(which);
+      return selected(which);
     });
     memory_ = before;
-    const std::string no = c.region({}, [&](EmitCtx&, const Values&) { return taken(which); });
+    const std::string no = c.region({}, [&](EmitCtx&, const Values&) { return selected(which); });
     const Values after = c.emit_multi("stablehlo.if", {value(s.in[0])}, shapes, "", {yes, no});
     for (size_t n = 0; n < which.size(); ++n) memory_[which[n]] = after[n];
   }
@@ -179,7 +180,7 @@ class Step {
   Values coordinates_, memory_, values_;
 };
 
-/// Where the step's block starts in the array.
+/// Start indices of the step's block in the array.
 Values starts(EmitCtx& c, const Memory& m, const Values& coordinates) {
   Values at;
   for (size_t i = 0; i < m.block.size(); ++i) {
@@ -199,8 +200,8 @@ Values starts(EmitCtx& c, const Memory& m, const Values& coordinates) {
 
 std::vector<Value> print_stablehlo(EmitCtx& c, const Program& program, const std::vector<Value>& arrays) {
   const std::vector<Memory>& memories = program.memories();
-  // The state of the loop: the step, then outputs and scratch in the program's order.
-  Values given(memories.size()), state = {c.constant_int(0, kScalar)};
+  // State of the loop: the step, then outputs and scratch in the program's order.
+  Values inputs(memories.size()), state = {c.constant_int(0, kScalar)};
   std::vector<size_t> changing;
   size_t next = 0;
   int64_t steps = 1;
@@ -211,7 +212,7 @@ std::vector<Value> print_stablehlo(EmitCtx& c, const Program& program, const std
       check(next < arrays.size() && arrays[next].shape == m.array, Code::invalid_graph,
             "kernel '{}': '{}' is {}, expected {}", program.name(), m.name,
             next < arrays.size() ? to_string(arrays[next].shape) : "missing", to_string(m.array));
-      given[i] = arrays[next++];
+      inputs[i] = arrays[next++];
     } else {
       changing.push_back(i);
       state.push_back(m.array.dtype == DType::s32 ? c.constant_int(0, m.array) : c.constant(std::nan(""), m.array));
@@ -231,7 +232,7 @@ std::vector<Value> print_stablehlo(EmitCtx& c, const Program& program, const std
       coordinates[d] = r.emit("stablehlo.remainder", {left, size}, kScalar);
       left = r.emit("stablehlo.divide", {left, size}, kScalar);
     }
-    Values memory(memories.size()), whole = given;
+    Values memory(memories.size()), whole = inputs;
     std::vector<Values> at(memories.size());
     for (size_t n = 0; n < changing.size(); ++n) whole[changing[n]] = a[n + 1];
     for (size_t i = 0; i < memories.size(); ++i) {

@@ -1,5 +1,5 @@
 // A tile program as StableHLO: a loop over its grid, on whole arrays. It runs on every device, and is the reference for
-// other printers. What no step stored is NaN, as is scratch memory at first.
+// other printers. Unstored values are NaN, and so is scratch memory initially.
 #pragma once
 
 #include <vector>

@@ -100,9 +100,9 @@ void BytePairs::append(std::string_view word, std::vector<int32_t>& ids) const {
     const Candidate c = queue.top();
     queue.pop();
     Symbol& left = at(c.at);
-    if (left.id < 0) continue;  // joined to its left neighbour
+    if (left.id < 0) continue;  // merged with its left neighbour
     const Merge* m = merge_at(c.at);
-    if (!m || m->id != c.id) continue;  // the pair has changed since it was offered
+    if (!m || m->id != c.id) continue;  // the pair has changed since it was queued
     Symbol& right = at(left.behind);
     left.id = c.id;
     left.behind = right.behind;

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <memory>
 
+#include "maxdiffusion/base/base64.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/utf8.h"
 
@@ -17,7 +18,7 @@ constexpr size_t kLongGrapheme = 6;  // bytes
 /// Calls visit for each extended grapheme cluster.
 void for_each_grapheme(std::string_view text, const std::function<void(std::string_view)>& visit) {
   UErrorCode status = U_ZERO_ERROR;
-  // Making one reads its rules; a copy is cheap.
+  // Creating an iterator reads its rules; copying one is cheap.
   static const std::unique_ptr<const icu::BreakIterator> graphemes(
       icu::BreakIterator::createCharacterInstance(icu::Locale::getRoot(), status));
   check(U_SUCCESS(status) && graphemes, Code::internal, "ICU: graphemes: {}", u_errorName(status));
@@ -62,24 +63,9 @@ std::optional<std::string_view> Charsmap::find(std::string_view part) const {
 }
 
 Charsmap Charsmap::from_base64(std::string_view text, const std::string& file) {
-  std::string bytes;
-  uint32_t bits = 0, held = 0;
-  for (const char c : text) {
-    if (c == '=') break;
-    const int v = c >= 'A' && c <= 'Z'   ? c - 'A'
-                  : c >= 'a' && c <= 'z' ? c - 'a' + 26
-                  : c >= '0' && c <= '9' ? c - '0' + 52
-                  : c == '+'             ? 62
-                  : c == '/'             ? 63
-                                         : -1;
-    check(v >= 0, Code::io, "{}: precompiled_charsmap is not base64", file);
-    bits = bits << 6 | static_cast<uint32_t>(v);
-    held += 6;
-    if (held < 8) continue;
-    held -= 8;
-    bytes += static_cast<char>(bits >> held & 0xFF);
-  }
-  return {bytes, file};
+  std::optional<std::string> bytes = md::from_base64(text);
+  check(bytes.has_value(), Code::io, "{}: precompiled_charsmap is not base64", file);
+  return {std::move(*bytes), file};
 }
 
 std::string Charsmap::apply(std::string_view text) const {

@@ -20,7 +20,7 @@ namespace {
 
 using Text = std::u32string_view;
 
-constexpr size_t kLongestSegment = 1'000'000;  // characters mended at once
+constexpr size_t kLongestSegment = 1'000'000;  // characters fixed at once
 
 icu::UnicodeString to_icu(Text text) {
   return icu::UnicodeString::fromUTF32(reinterpret_cast<const UChar32*>(text.data()),
@@ -46,12 +46,12 @@ bool is_space(char32_t c) { return u_isUWhiteSpace(static_cast<UChar32>(c)) || (
 bool is_letter(char32_t c) { return (c | 0x20) >= 'a' && (c | 0x20) <= 'z'; }
 bool is_alphanumeric(char32_t c) { return is_letter(c) || (c >= '0' && c <= '9'); }
 
-/// The character of a reference between '&' and ';'. Names in capitals are known as well where no other name is meant:
+/// The character of a reference between '&' and ';'. Also accepts names in capitals unless they mean another reference:
 /// "EACUTE" is "É".
 std::optional<std::u32string> reference(const std::string& name) {
   if (name.starts_with('#')) {
     std::optional<std::u32string> value = numeric_reference(to_utf32(name));
-    if (!value || value->starts_with(U';')) return std::nullopt;  // a semicolon might end another reference
+    if (!value || value->starts_with(U';')) return std::nullopt;  // the semicolon may end another reference
     return value;
   }
   if (const std::u32string* value = named_reference(name)) return *value;
@@ -65,7 +65,7 @@ std::optional<std::u32string> reference(const std::string& name) {
   return from_icu(to_icu(*value).toUpper(icu::Locale::getRoot()));
 }
 
-/// References of at most 24 letters and digits that end in a semicolon.
+/// Replaces references of at most 24 letters and digits that end in a semicolon.
 std::u32string unescape_certain(Text text) {
   std::u32string out;
   for (size_t at = 0; at < text.size();) {
@@ -96,7 +96,7 @@ constexpr std::pair<char32_t, Text> kLigatures[] = {
     {U'ﬃ', U"ffi"}, {U'ﬄ', U"ffl"}, {U'ﬅ', U"ſt"}, {U'ﬆ', U"st"},
 };
 
-/// Maps each character; dropped ones give nothing.
+/// Maps a character; removed ones give an empty text.
 std::u32string mended(char32_t c) {
   if (c >= 0x80 && c <= 0x9F) c = windows_1252(static_cast<uint8_t>(c));
   const auto* ligature = std::ranges::find(kLigatures, c, &std::pair<char32_t, Text>::first);
@@ -126,7 +126,7 @@ std::u32string with_plain_line_breaks(Text text) {
   return out;
 }
 
-/// ESC [, digits and semicolons, a letter.
+/// Removes sequences of ESC [, digits and semicolons, and a letter.
 std::u32string without_terminal_escapes(Text text) {
   std::u32string out;
   for (size_t at = 0; at < text.size();) {

@@ -31,7 +31,7 @@ TEST(CleanText, IsWhatAPromptNeeds) {
   EXPECT_EQ(clean_text(" a  \u201cred\u201d\n cat&amp;dog "), "a \"red\" cat&dog");
   EXPECT_EQ(clean_text("caf\u00c3\u00a9"), "caf\u00e9");                             // é as Latin-1
   EXPECT_EQ(clean_text("caf\u00c3\u0192\u00c2\u00a9"), "caf\u00e9");                 // twice, as Windows-1252
-  EXPECT_EQ(clean_text("it\u00e2\u20ac\u2122s \u4eca\u5929"), "it's \u4eca\u5929");  // beside text that is right
+  EXPECT_EQ(clean_text("it\u00e2\u20ac\u2122s \u4eca\u5929"), "it's \u4eca\u5929");  // next to correct text
   EXPECT_EQ(clean_text("caf\u00e9 \u2013 \u5929\u6c14"), "caf\u00e9 \u2013 \u5929\u6c14");
   EXPECT_EQ(clean_text("a\xff"
                        "b"),

@@ -23,7 +23,8 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char *kStart = "<|startoftext|>", *kEnd = "<|endoftext|>", *kSuffix = "</w>";
-// Of OpenAI's list CLIP uses so many merges: 49152 ids less 256 bytes, less 256 bytes at a word's end, …
+// CLIP uses the first 48894 merges of OpenAI's list: its 49408 ids without 256 bytes, 256 bytes at a word's end, start
+// and end.
 constexpr size_t kClipMerges = 49152 - 256 - 2;
 
 // The first lines of a gzip'd text.
@@ -100,9 +101,9 @@ struct ClipTokenizer::Vocabulary {
   std::vector<std::string> tokens;  // by id; "" where an id is unused
   std::unordered_map<std::string, int32_t> ids;
   std::vector<std::string> merge_lines;                     // "left right", by rank
-  std::vector<std::pair<std::string, std::string>> merges;  // the same
+  std::vector<std::pair<std::string, std::string>> merges;  // as pairs
   int32_t start = 0, end = 0, unknown = 0, pad = 0;
-  std::vector<SpecialToken> added;  // of the model folder, beyond start, end, unknown and pad
+  std::vector<SpecialToken> added;  // of the model folder, in addition to start, end, unknown and pad
 
   int32_t id_of(const std::string& token) const {
     auto it = ids.find(token);
@@ -113,7 +114,7 @@ struct ClipTokenizer::Vocabulary {
     tokens[static_cast<size_t>(id)] = token;
     ids[token] = id;
   }
-  // The id of a special token, a new one behind all others if the vocabulary lacks it.
+  // The id of a special token; a new one after all others if the vocabulary lacks it.
   int32_t special_id(const std::string& token) {
     if (int32_t id = id_of(token); id >= 0) return id;
     set_token(token, static_cast<int32_t>(tokens.size()));
@@ -131,12 +132,12 @@ struct ClipTokenizer::Vocabulary {
     merge_lines.push_back(line);
   }
 
-  /// What a list of merges that is cut short would do is make other ids, in silence: every entry of the vocabulary must
-  /// be a letter, made by a merge, or special.
+  /// Throws unless every entry of the vocabulary is a letter, the result of a merge, or special: a truncated list of
+  /// merges would otherwise silently give other ids.
   void check_reachable(const std::string& merges_file) const {
-    std::unordered_set<int32_t> made;
-    for (const auto& [left, right] : merges) made.insert(id_of(left + right));
-    for (const SpecialToken& s : specials()) made.insert(s.id);
+    std::unordered_set<int32_t> in_vocabulary;
+    for (const auto& [left, right] : merges) in_vocabulary.insert(id_of(left + right));
+    for (const SpecialToken& s : specials()) in_vocabulary.insert(s.id);
     int64_t lost = 0;
     std::string first;
     for (const auto& [token, id] : ids) {
@@ -144,7 +145,7 @@ struct ClipTokenizer::Vocabulary {
       if (letters.ends_with(kSuffix)) letters.remove_suffix(std::string_view(kSuffix).size());
       int64_t points = 0;
       for (char c : letters) points += (static_cast<unsigned char>(c) & 0xc0) != 0x80;
-      if (points <= 1 || made.contains(id)) continue;
+      if (points <= 1 || in_vocabulary.contains(id)) continue;
       if (lost++ == 0 || token < first) first = token;
     }
     check(
@@ -154,19 +155,19 @@ struct ClipTokenizer::Vocabulary {
         "of another vocabulary",
         merges_file, merge_lines.size(), lost, ids.size(), first);
   }
-  /// How a tokenizer.json differs from what was read of other files; empty: it does not.
+  /// How a tokenizer.json differs from the other files; empty: it does not.
   std::string difference(const WholeFile& w) const {
     nlohmann::json all = w.vocab;
     for (const SpecialToken& t : w.added) all[t.text] = t.id;
     for (const auto& [token, id] : all.items())
-      if (const int32_t own = id_of(token); own != id)
-        return fmt::format("'{}' is {} in tokenizer.json and {} in the other files", token, id.dump(), own);
+      if (const int32_t file_id = id_of(token); file_id != id)
+        return fmt::format("'{}' is {} in tokenizer.json and {} in the other files", token, id.dump(), file_id);
     for (const auto& [token, id] : ids)
       if (!all.contains(token)) return fmt::format("'{}', which is {}, is not in tokenizer.json", token, id);
-    const auto [its, own] = std::ranges::mismatch(w.merges, merge_lines);
-    if (its == w.merges.end() && own == merge_lines.end()) return "";
+    const auto [its, file_merge] = std::ranges::mismatch(w.merges, merge_lines);
+    if (its == w.merges.end() && file_merge == merge_lines.end()) return "";
     return fmt::format("merge {} is '{}' in tokenizer.json and '{}' in merges.txt", its - w.merges.begin(),
-                       its == w.merges.end() ? "" : *its, own == merge_lines.end() ? "" : *own);
+                       its == w.merges.end() ? "" : *its, file_merge == merge_lines.end() ? "" : *file_merge);
   }
   std::vector<SpecialToken> specials() const {
     std::vector<SpecialToken> all = added;
@@ -177,7 +178,7 @@ struct ClipTokenizer::Vocabulary {
     return all;
   }
 
-  /// Takes `ids` and `merges`.
+  /// Moves out `ids` and `merges`.
   WordTokenizerParts parts() {
     const auto pairs = std::make_shared<const BytePairs>(
         std::move(ids), merges,
@@ -218,7 +219,7 @@ ClipTokenizer ClipTokenizer::from_bpe(const std::string& file) {
   const auto append = [&](const std::string& token) { v->set_token(token, static_cast<int32_t>(v->tokens.size())); };
   // Bytes, then bytes at a word's end; unchanged ones first.
   std::vector<std::string> letters(byte_letters().begin(), byte_letters().end());
-  std::ranges::stable_partition(letters, [](const std::string& c) { return c < "\u0100"; });
+  std::stable_partition(letters.begin(), letters.end(), [](const std::string& c) { return c < "\u0100"; });
   for (const std::string& c : letters) append(c);
   for (const std::string& c : letters) append(c + kSuffix);
   for (size_t i = 1; i < lines.size(); ++i) {
@@ -242,7 +243,7 @@ ClipTokenizer ClipTokenizer::from_folder(const std::string& folder) {
     check(j.is_object(), Code::io, "tokenizer '{}': not a JSON object", path(name));
     return j;
   };
-  // One file of the tokenizers library, or the two of OpenAI's release.
+  // A single file of the tokenizers library, or the two files of OpenAI's release.
   const bool one_file = !exists(path("vocab.json")) && exists(path("tokenizer.json"));
   for (const char* name : {"vocab.json", "merges.txt"}) {
     if (!one_file && !exists(path(name))) {

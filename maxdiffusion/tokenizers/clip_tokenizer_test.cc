@@ -28,7 +28,7 @@ const ClipTokenizer& clip() {
   return t;
 }
 
-// Recorded from transformers' CLIPTokenizer; ids must be equal. Trailing padding is left out of the file.
+// Recorded from transformers' CLIPTokenizer; ids must be equal. The file omits trailing padding.
 const json& golden() {
   static const json rows = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/tokenizer.json"))["rows"];
   return rows;
@@ -50,7 +50,7 @@ std::string error_of(const std::function<void()>& f) {
   }
   return "no error";
 }
-// Removed when the program ends.
+// Deleted at program exit.
 const TemporaryFolder& root() {
   static const TemporaryFolder folder;
   return folder;
@@ -69,7 +69,7 @@ TEST(ClipTokenizer, GivesTheIdsOfTransformers) {
 }
 
 TEST(ClipTokenizer, PaddingTokenIsFoundInTextsToo) {
-  // SDXL's second tokenizer pads with "!", which makes every "!" of a text that token.
+  // SDXL's second tokenizer pads with "!", so every "!" in a text becomes the pad token.
   ClipTokenizer t = ClipTokenizer::from_bpe(kBpe);
   t.set_pad_id(0);
   expect_golden(t, "ids_pad_0");
@@ -101,7 +101,7 @@ TEST(ClipTokenizer, AddedTokensOfAFolderAreRead) {
   const ClipTokenizer t = ClipTokenizer::from_folder(folder);
   EXPECT_EQ(t.size(), 49409);
   EXPECT_EQ(t.encode("a<my-cat>a", 6), (Ids{49406, 320, 49408, 320, 49407, 49407}));
-  EXPECT_EQ(t.encode("<|StartOfText|>|x", 6), (Ids{49406, 49406, 347, 343, 49407, 49407}));  // as transformers does
+  EXPECT_EQ(t.encode("<|StartOfText|>|x", 6), (Ids{49406, 49406, 347, 343, 49407, 49407}));  // as in transformers
   t.save(again);
   EXPECT_EQ(ClipTokenizer::from_folder(again).encode("a<my-cat>a", 6), t.encode("a<my-cat>a", 6));
 }
@@ -157,7 +157,7 @@ TEST(ClipTokenizer, ContradictingTokenizerJsonIsReported) {
   const json vocab = parse_json(R"({"l":0,"o":1,"o</w>":2,"lo":3,"lo</w>":4,"<|startoftext|>":5,"<|endoftext|>":6})");
   std::ofstream(folder + "/vocab.json") << vocab.dump();
   std::ofstream(folder + "/merges.txt") << "#version: 0.2\nl o</w>\nl o\n";
-  auto said = [&](const json& whole) {
+  auto message = [&](const json& whole) {
     std::ofstream(folder + "/tokenizer.json") << whole.dump();
     testing::internal::CaptureStderr();
     EXPECT_EQ(ClipTokenizer::from_folder(folder).encode("lo", 4), (Ids{5, 4, 6, 6}));
@@ -169,25 +169,25 @@ TEST(ClipTokenizer, ContradictingTokenizerJsonIsReported) {
                        {"vocab", vocab},
                        {"merges", json::array({json::array({"l", "o</w>"}), "l o"})}}},
                      {"added_tokens", {{{"content", "<|endoftext|>"}, {"id", 6}}}}};
-  EXPECT_EQ(said(same), "");
+  EXPECT_EQ(message(same), "");
   json other = same;
   other["model"]["vocab"]["lo"] = 7;
   const std::string read = "; vocab.json and merges.txt are read, tokenizer.json is not";
-  EXPECT_NE(said(other).find("'lo' is 7 in tokenizer.json and 3 in the other files" + read), std::string::npos);
+  EXPECT_NE(message(other).find("'lo' is 7 in tokenizer.json and 3 in the other files" + read), std::string::npos);
   other = same;
   other["model"]["merges"] = {"l o", "l o</w>"};
-  EXPECT_NE(said(other).find("merge 0 is 'l o' in tokenizer.json and 'l o</w>' in merges.txt" + read),
+  EXPECT_NE(message(other).find("merge 0 is 'l o' in tokenizer.json and 'l o</w>' in merges.txt" + read),
             std::string::npos);
   other["model"]["merges"] = {"l o</w>"};
-  EXPECT_NE(said(other).find("merge 1 is '' in tokenizer.json and 'l o' in merges.txt" + read), std::string::npos);
+  EXPECT_NE(message(other).find("merge 1 is '' in tokenizer.json and 'l o' in merges.txt" + read), std::string::npos);
   other = same;
   other["added_tokens"].push_back({{"content", "<my-cat>"}, {"id", 7}});
-  EXPECT_NE(said(other).find("'<my-cat>' is 7 in tokenizer.json and -1 in the other files"), std::string::npos);
+  EXPECT_NE(message(other).find("'<my-cat>' is 7 in tokenizer.json and -1 in the other files"), std::string::npos);
   other = same;
   other["model"]["vocab"].erase("lo");
-  EXPECT_NE(said(other).find("'lo', which is 3, is not in tokenizer.json"), std::string::npos);
+  EXPECT_NE(message(other).find("'lo', which is 3, is not in tokenizer.json"), std::string::npos);
   other["model"]["type"] = "Unigram";
-  EXPECT_NE(said(other).find("not the byte-pair model of CLIP"), std::string::npos);
+  EXPECT_NE(message(other).find("not the byte-pair model of CLIP"), std::string::npos);
 }
 
 // P-20
@@ -196,7 +196,7 @@ TEST(ClipTokenizer, AListOfMergesThatIsCutIsNamed) {
   for (const auto& [name, text] : clip().files()) std::ofstream(folder + "/" + name) << text;
   EXPECT_EQ(ClipTokenizer::from_folder(folder).encode("a red lollipop", 9), clip().encode("a red lollipop", 9));
   const std::string merges = read_file(folder + "/merges.txt");
-  for (size_t part : {2, 3}) {  // whole lines, and in the middle of one
+  for (size_t part : {2, 3}) {  // after a line, and inside one
     const size_t end = part == 2 ? merges.find('\n', merges.size() / 2) + 1 : merges.rfind('\n', merges.size() - 2);
     std::ofstream(folder + "/merges.txt") << merges.substr(0, end);
     const std::string e = error_of([&] { ClipTokenizer::from_folder(folder); });

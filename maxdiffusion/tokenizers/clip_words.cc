@@ -40,13 +40,13 @@ std::string normalize_clip_text(std::string_view text) {
   }
   UErrorCode status = U_ZERO_ERROR;
   const icu::Normalizer2* nfc = icu::Normalizer2::getNFCInstance(status);
-  const auto piece = icu::StringPiece(text.data(), static_cast<int32_t>(text.size()));
-  const icu::UnicodeString composed = nfc->normalize(icu::UnicodeString::fromUTF8(piece), status);
+  const auto source = icu::StringPiece(text.data(), static_cast<int32_t>(text.size()));
+  const icu::UnicodeString composed = nfc->normalize(icu::UnicodeString::fromUTF8(source), status);
   check(U_SUCCESS(status), Code::internal, "ICU: NFC: {}", u_errorName(status));
   for (int32_t i = 0; i < composed.length(); i = composed.moveIndex32(i, 1)) {
     const UChar32 c = composed.char32At(i);
     append_utf8(out, static_cast<char32_t>(u_tolower(c)));
-    if (c == 0x130) append_utf8(out, 0x307);  // İ → i̇, the one lower case of two code points
+    if (c == 0x130) append_utf8(out, 0x307);  // İ → i̇, the only lower case with two code points
   }
   return out;
 }
@@ -62,14 +62,14 @@ void split_clip_words(std::string_view s, const std::function<void(std::string_v
   const auto word = [&](int32_t from, int32_t to) {
     visit(s.substr(static_cast<size_t>(from), static_cast<size_t>(to - from)));
   };
-  // The end of the run of one kind that starts at `at`.
+  // End of the run of characters of one kind that starts at `at`.
   const auto run = [&](int32_t at, Kind kind) {
     for (int32_t behind; at < size && peek(at, behind) == kind;) at = behind;
     return at;
   };
   for (int32_t at = 0; at < size;) {
     const std::string_view rest = s.substr(static_cast<size_t>(at));
-    // Literal special tokens that survived to here are cut like any text, but end the run of signs at their '>'.
+    // Literal special tokens that remain are split like any text, but end a run of signs at their '>'.
     for (const auto& [literal, letters] : {std::pair{"<|startoftext|>", 11}, std::pair{"<|endoftext|>", 9}}) {
       if (!rest.starts_with(literal)) continue;
       word(at, at + 2);

@@ -298,7 +298,7 @@ const std::unordered_map<std::string, Entity>& entities() {
   return table;
 }
 
-/// The character of a number. C1 controls are Windows-1252; invalid code points give nothing.
+/// The character of a number. C1 controls are read as Windows-1252; invalid code points give an empty text.
 std::u32string of_number(uint64_t n) {
   if (n == 0 || (n >= 0xD800 && n <= 0xDFFF) || n > 0x10FFFF) return U"\uFFFD";
   if (n >= 0x80 && n <= 0x9F) return {windows_1252(static_cast<uint8_t>(n))};

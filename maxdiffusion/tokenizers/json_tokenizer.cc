@@ -104,7 +104,7 @@ Model unigram_model(const json& model, const std::string& file) {
 Model make_model(const json& model, const std::string& file) {
   check(model.is_object(), Code::io, "{}: no model", file);
   std::string type = text_of(model, "type");
-  if (type.empty()) type = model.contains("merges") ? "BPE" : "Unigram";  // missing in older files
+  if (type.empty()) type = model.contains("merges") ? "BPE" : "Unigram";  // older files have no type
   if (type == "BPE") return byte_pair_model(model, file);
   if (type == "Unigram") return unigram_model(model, file);
   fail(Code::io, "{}: the model '{}' is not one of: BPE, Unigram", file, type);
@@ -199,8 +199,8 @@ JsonTokenizer JsonTokenizer::from_folder(const std::string& folder, std::string_
                            .size = model.size,
                            .config = path(kConfig)};
 
-  // Added tokens: the file's, then those of tokenizer_config.json, which count where both name one; a named token that
-  // is in neither list and no token of the model gets the next id.
+  // Added tokens: the file's, then those of tokenizer_config.json, which take precedence; a named token that is in
+  // neither list nor in the model gets the next id.
   std::map<std::string, SpecialToken> added;
   const auto add = [&](const json& token, std::optional<int64_t> id, const std::string& where) {
     check(token.is_object() && !text_of(token, "content").empty(), Code::io, "{}: the added token {} has no content",

@@ -26,7 +26,7 @@ const json& golden() {
   return all;
 }
 
-/// The lines of the recording script: fragments of its pools, chosen by the same generator of numbers.
+/// The lines of the recording script: fragments of its pools, chosen by the same random number generator.
 class Lines {
  public:
   Lines() {
@@ -99,7 +99,7 @@ TEST(JsonTokenizer, GivesTheIdsOfAUnigramModel) { expect_golden("unigram"); }
 TEST(JsonTokenizer, VocabularyAndMergesAreTheSameTokenizer) {
   const TemporaryFolder folder;
   for (const char* name : {"vocab.json", "merges.txt"}) std::filesystem::copy(kFolders + "qwen/" + name, folder / name);
-  // As transformers 4 wrote it, with the added tokens.
+  // The format of transformers 4, with the added tokens.
   json config = parse_json(read_file(kFolders + "qwen/tokenizer_config.json"));
   const json whole = parse_json(read_file(kFolders + "qwen/tokenizer.json"));
   for (const json& token : whole["added_tokens"]) config["added_tokens_decoder"][token["id"].dump()] = token;
@@ -153,7 +153,7 @@ TEST(JsonTokenizer, ThreadsGetTheSameIds) {
     });
 }
 
-/// The error for a tokenizer.json of qwen's in which `change` has changed something.
+/// The error for qwen's tokenizer.json after `change` has edited it.
 std::string error_of(const std::function<void(json&)>& change) {
   const TemporaryFolder folder;
   json j = parse_json(read_file(kFolders + "qwen/tokenizer.json"));
@@ -171,8 +171,8 @@ std::string error_of(const std::function<void(json&)>& change) {
 
 TEST(JsonTokenizer, WhatItDoesNotKnowIsNamed) {
   const auto expect = [](const std::string& part, const std::function<void(json&)>& change) {
-    const std::string said = error_of(change);
-    EXPECT_NE(said.find(part), std::string::npos) << said;
+    const std::string message = error_of(change);
+    EXPECT_NE(message.find(part), std::string::npos) << message;
   };
   expect("the normalizer 'Nmt' is not one of", [](json& j) { j["normalizer"] = {{"type", "Nmt"}}; });
   expect("the pre-tokenizer 'Sometimes'", [](json& j) { j["pre_tokenizer"] = {{"type", "Sometimes"}}; });

@@ -18,15 +18,15 @@ using Text = std::u32string_view;
 
 // ---- improbable adjacent characters
 
-/// Sets of characters. Those up to kBox are the characters that misread UTF-8 is made of.
+/// Sets of characters. Those up to kBox occur in misread UTF-8.
 enum Set : uint32_t {
   kCommon = 1U << 0,  // in many contexts
   kC1 = 1U << 1,      // control characters
-  kBad = 1U << 2,     // hardly ever meant
+  kBad = 1U << 2,     // hardly ever intended
   kLaw = 1U << 3,
   kCurrency = 1U << 4,
   kOpening = 1U << 5,  // punctuation before a word
-  kClosing = 1U << 6,  // and behind it
+  kClosing = 1U << 6,  // punctuation after a word
   kNumeric = 1U << 7,
   kFaces = 1U << 8,          // letters of emoticons
   kUpperAccented = 1U << 9,  // Latin
@@ -39,8 +39,8 @@ enum Set : uint32_t {
   kSpace = 1U << 16,
   kWord = 1U << 17,  // letters, digits, '_'
   kNotLetter = 1U << 18,
-  kAny = 1U << 19,    // but a line's end
-  kStart = 1U << 20,  // no character: the text's beginning
+  kAny = 1U << 19,    // any except a line's end
+  kStart = 1U << 20,  // not a character: the beginning of the text
 };
 constexpr uint32_t kAccented = kLowerAccented | kUpperAccented;
 
@@ -88,14 +88,14 @@ uint32_t sets_of(char32_t c) {
   return sets;
 }
 
-/// One character of a rule: any of these sets, or any of these characters.
+/// One character of a rule: a member of these sets, or one of these characters.
 struct Place {
   uint32_t sets = 0;
   Text also = {};
 };
 using Rule = std::initializer_list<Place>;
 
-/// What follows the first characters of Arabic in Windows-1252.
+/// Characters after the first bytes of Arabic in Windows-1252.
 constexpr Place kArabic = {kCommon | kCurrency | kBad | kNumeric | kOpening, U"ŸŠ®°µ»"};
 const Rule kUnlikely[] = {
     {{kC1}},
@@ -127,7 +127,7 @@ const Rule kUnlikely[] = {
     {{0, U"≈"}, {0, U"°¢"}},
     {{0, U"‚"}, {0, U"Ä"}, {0, U"ìîïòôúùû†°¢π"}},
     {{0, U"‚"}, {0, U"âó"}, {0, U"àä°ê"}},
-    // Windows-1251: punctuation; Latin-1 and Cyrillic; both mistakes, one upon the other.
+    // Windows-1251: punctuation; Latin-1 and Cyrillic; both misreadings combined.
     {{0, U"в"}, {0, U"Ђ"}},
     {{0, U"ВГРС"}, {kC1 | kBad | kOpening | kClosing | kCurrency, U"°µ"}, {0, U"ВГРС"}},
     {{0, U"Г"}, {0, U"ў"}, {0, U"В"}, {0, U"Ђ"}, {0, U"В"}, {kAny}, {kLetter, U" "}},
@@ -148,19 +148,19 @@ const Rule kUnlikely[] = {
 bool between(uint8_t b, int low, int high) { return b >= low && b <= high; }
 bool is_continuation(uint8_t b) { return between(b, 0x80, 0xBF); }
 
-/// The bytes of a code point that begins with `lead`; 0: none does.
+/// Length in bytes of a code point with this first byte; 0: invalid.
 size_t utf8_length(uint8_t lead) {
   return between(lead, 0xC2, 0xDF) ? 2 : between(lead, 0xE0, 0xEF) ? 3 : between(lead, 0xF0, 0xF4) ? 4 : 0;
 }
 
-/// Bytes from `at` on, zeros behind the end.
+/// Bytes from `at` on, with zeros after the end.
 std::array<uint8_t, 6> peek(const std::string& bytes, size_t at) {
   std::array<uint8_t, 6> b{};
   for (size_t i = 0; i < b.size() && at + i < bytes.size(); ++i) b[i] = static_cast<uint8_t>(bytes[at + i]);
   return b;
 }
 
-/// The length of a sequence that would be UTF-8 if its one space were a no-break space, 0 if there is none.
+/// Length of a sequence that would be UTF-8 if its only space were a no-break space; 0 if there is none.
 size_t spaced_sequence(const std::array<uint8_t, 6>& b) {
   const auto inner = [](uint8_t c) { return is_continuation(c) && c != 0x85 && c != 0xA0; };
   switch (b[0]) {
@@ -185,7 +185,7 @@ size_t spaced_sequence(const std::array<uint8_t, 6>& b) {
   }
 }
 
-/// Spaces that were no-break spaces, restored. Where "à" ends a word its own space is gone as well, and comes back:
+/// Restores no-break spaces that became spaces. If "à" ends a word, its following space was lost as well and is added:
 /// "Ã la" is "à la", but Portuguese "Ã quele" is "àquele" and "Ã s " is "às ".
 std::string with_spaces_restored(const std::string& bytes) {
   std::string words;
@@ -208,20 +208,20 @@ std::string with_spaces_restored(const std::string& bytes) {
   return out;
 }
 
-/// The length of a sequence of UTF-8, or of a pair of surrogates, of which bytes are lost (0x1A, or once '?').
+/// Length of a UTF-8 sequence, or a pair of surrogates, in which bytes are lost (0x1A, or once '?').
 size_t lossy_sequence(const std::array<uint8_t, 6>& b) {
   const auto lost = [](uint8_t c) { return c == 0x1A; };
   const auto maybe = [](uint8_t c) { return c == 0x1A || c == '?'; };
-  const auto kept = [](uint8_t c) { return c == 0x1A || is_continuation(c); };
+  const auto continues = [](uint8_t c) { return c == 0x1A || is_continuation(c); };
   if (between(b[0], 0xC2, 0xDF) && lost(b[1])) return 2;
   if (between(b[0], 0xC2, 0xC3) && b[1] == '?') return 2;
   if (b[0] == 0xED && between(b[1], 0xA0, 0xAF) && b[3] == 0xED && between(b[4], 0xB0, 0xBF) &&
-      ((maybe(b[2]) && (b[5] == '?' || kept(b[5]))) || ((b[2] == '?' || kept(b[2])) && maybe(b[5]))))
+      ((maybe(b[2]) && (b[5] == '?' || continues(b[5]))) || ((b[2] == '?' || continues(b[2])) && maybe(b[5]))))
     return 6;
-  if (between(b[0], 0xE0, 0xEF) && ((maybe(b[1]) && kept(b[2])) || (kept(b[1]) && maybe(b[2])))) return 3;
+  if (between(b[0], 0xE0, 0xEF) && ((maybe(b[1]) && continues(b[2])) || (continues(b[1]) && maybe(b[2])))) return 3;
   if (between(b[0], 0xF0, 0xF4) &&
-      ((maybe(b[1]) && kept(b[2]) && kept(b[3])) || (kept(b[1]) && maybe(b[2]) && kept(b[3])) ||
-       (kept(b[1]) && kept(b[2]) && maybe(b[3]))))
+      ((maybe(b[1]) && continues(b[2]) && continues(b[3])) || (continues(b[1]) && maybe(b[2]) && continues(b[3])) ||
+       (continues(b[1]) && continues(b[2]) && maybe(b[3]))))
     return 4;
   return lost(b[0]) ? 1 : 0;
 }
@@ -239,8 +239,8 @@ std::string with_losses_marked(const std::string& bytes) {
   return out;
 }
 
-/// Strictly, but for a zero in two bytes (C0 80) and pairs of surrogates in six, which some programs write. Nothing
-/// where it is not UTF-8.
+/// Strict decoding, except that it accepts a zero in two bytes (C0 80) and pairs of surrogates in six, which some
+/// programs write. None if the bytes are not UTF-8.
 std::optional<std::u32string> decode_utf8(const std::string& bytes) {
   std::u32string out;
   for (size_t i = 0; i < bytes.size();) {
@@ -257,7 +257,7 @@ std::optional<std::u32string> decode_utf8(const std::string& bytes) {
       n = 6;
     } else {
       const std::u32string one = to_utf32(std::string_view(bytes).substr(i, std::max<size_t>(n, 1)));
-      // A wrong byte becomes U+FFFD, which only EF BF BD is otherwise.
+      // Invalid bytes become U+FFFD, for which only EF BF BD is valid.
       const bool replacement = b[0] == 0xEF && b[1] == 0xBF && b[2] == 0xBD;
       if (n == 0 || one.size() != 1 || (one[0] == 0xFFFD && !replacement)) return std::nullopt;
       out += one[0];
@@ -267,9 +267,9 @@ std::optional<std::u32string> decode_utf8(const std::string& bytes) {
   return out;
 }
 
-// ---- reading again
+// ---- decoding again
 
-/// Whether `c` is one of these bytes in any encoding that has Latin-1's places for UTF-8's bytes.
+/// Whether `c` is one of these bytes in any encoding that has UTF-8's bytes at the same positions as Latin-1.
 bool may_be(char32_t c, int low, int high) {
   for (size_t m = kLatin1; m <= kLastWindows; ++m)
     for (int b = low; b <= high; ++b)
@@ -277,15 +277,16 @@ bool may_be(char32_t c, int low, int high) {
   return false;
 }
 bool may_continue(char32_t c) { return c == ' ' || may_be(c, 0x80, 0xBF); }
-/// Without characters that are common in plain text: dashes, quotation marks, bullets, ellipses.
+/// Whether `c` may only be a continuation byte: not a character that is common in plain text, such as dashes, quotation
+/// marks, bullets, ellipses.
 bool continues_only(char32_t c) { return may_be(c, 0x80, 0xBF) && !contains(U"–—―‘’‚“”„•…", c); }
 
-/// The length of the run of sequences at `at` that look like UTF-8.
+/// Length of the run of sequences at `at` that look like UTF-8.
 size_t misread_run(Text text, size_t at) {
   if (at > 0 && continues_only(text[at - 1])) return 0;
   size_t end = at;
-  for (bool more = true; more;) {
-    more = false;
+  for (bool again = true; again;) {
+    again = false;
     const auto follows = [&](size_t count) {
       if (end + count >= text.size()) return false;
       return std::ranges::all_of(text.substr(end + 1, count), may_continue);
@@ -300,7 +301,7 @@ size_t misread_run(Text text, size_t at) {
     else if ((may_be(c, 0xF0, 0xF0) || may_be(c, 0xF3, 0xF3)) && follows(3))
       n = 4;
     end += n;
-    more = n > 0;
+    again = n > 0;
   }
   return end - at;
 }

@@ -8,7 +8,7 @@
 namespace md {
 namespace {
 
-/// Where the white space before `at` begins, not before `from`.
+/// Start of the white space before `at`, at least `from`.
 size_t space_before(std::string_view s, size_t from, size_t at) {
   auto i = static_cast<int32_t>(at);
   const auto least = static_cast<int32_t>(from);
@@ -22,7 +22,7 @@ size_t space_before(std::string_view s, size_t from, size_t at) {
   return static_cast<size_t>(i);
 }
 
-/// Where the white space behind `at` ends.
+/// End of the white space after `at`.
 size_t space_behind(std::string_view s, size_t at) {
   auto i = static_cast<int64_t>(at);
   while (i < static_cast<int64_t>(s.size())) {
@@ -44,7 +44,7 @@ SpecialTokens::SpecialTokens(std::vector<SpecialToken> tokens) : tokens_(std::mo
 
 void SpecialTokens::cut(std::string_view s, bool normalized, const std::function<void(std::string_view)>& text,
                         const std::function<void(int32_t)>& special) const {
-  std::string first;  // bytes that a token begins with
+  std::string first;  // first bytes of all tokens
   for (const SpecialToken& t : tokens_)
     if (t.normalized == normalized && first.find(t.text[0]) == first.npos) first += t.text[0];
   size_t from = 0;

@@ -22,8 +22,8 @@ using nlohmann::json;
 
 constexpr const char *kSpace = "▁", *kModel = "spiece.model", *kWhole = "tokenizer.json",
                      *kConfig = "tokenizer_config.json", *kMap = "special_tokens_map.json";
-constexpr int32_t kUnknown = 2;        // the id of what is unknown in all of T5's vocabularies
-constexpr int32_t kExtraTokens = 100;  // <extra_id_0> …, default; else from tokenizer_config.json
+constexpr int32_t kUnknown = 2;        // id of the unknown token in all of T5's vocabularies
+constexpr int32_t kExtraTokens = 100;  // <extra_id_0> …, default; tokenizer_config.json may set it
 
 /// The vocabulary and other fields of its file.
 struct Vocabulary {
@@ -66,7 +66,7 @@ Vocabulary read_tokenizer_json(const std::string& file) {
   return v;
 }
 
-/// With `extra` tokens behind the model's own.
+/// Reads spiece.model; adds `extra` tokens after the model's.
 Vocabulary read_sentencepiece(const std::string& file, int64_t extra) {
   sentencepiece::Model model;
   check(model.ParseFromString(read_file(file)) && model.pieces_size() > 0, Code::io, "{}: not a SentencePiece model",
@@ -83,9 +83,9 @@ Vocabulary read_sentencepiece(const std::string& file, int64_t extra) {
   return v;
 }
 
-/// How a spiece.model differs from tokenizer.json, which has the extra tokens too; empty: it does not.
+/// How a spiece.model differs from tokenizer.json, which also has the extra tokens; empty: it does not.
 std::string difference(const Vocabulary& whole, const Vocabulary& model) {
-  // The first three have different names in each.
+  // The first three tokens have different names in the two files.
   for (size_t i = kUnknown + 1; i < model.pieces.size(); ++i) {
     if (i >= whole.pieces.size()) return fmt::format("token {} is not in {}", i, kWhole);
     const Unigram::Piece &a = whole.pieces[i], &b = model.pieces[i];
@@ -111,8 +111,8 @@ SpecialToken read_token(const json& token, const std::string& file) {
           .strips_right = token.value("rstrip", false)};
 }
 
-/// Special tokens beyond the named ones: what tokenizer_config.json lists; else what special_tokens_map.json or the
-/// model does, and <extra_id_0> … unless that list has such.
+/// Special tokens besides the named ones: those listed in tokenizer_config.json; else those of special_tokens_map.json
+/// or the model, and <extra_id_0> … unless that list has some.
 std::vector<json> extra_tokens(const json& config, const std::vector<std::string>& from_model, int64_t extra) {
   std::vector<json> out;
   if (const auto list = config.find("extra_special_tokens"); list != config.end()) {
@@ -120,14 +120,15 @@ std::vector<json> extra_tokens(const json& config, const std::vector<std::string
     return out;
   }
   out.assign(from_model.begin(), from_model.end());
-  const auto more = config.find("additional_special_tokens");
-  if (out.empty() && more != config.end() && more->is_array()) out.assign(more->begin(), more->end());
+  const auto additional = config.find("additional_special_tokens");
+  if (out.empty() && additional != config.end() && additional->is_array())
+    out.assign(additional->begin(), additional->end());
   if (std::ranges::none_of(out, [](const json& t) { return t.dump().find("<extra_id_") != std::string::npos; }))
     for (int64_t i = 0; i < extra; ++i) out.emplace_back(extra_token(i));
   return out;
 }
 
-/// Calls visit for each word, '▁' before it: white space separates, and a '▁' of the text begins a word as well.
+/// Calls visit for each word with '▁' before it: white space separates words, and a '▁' in the text also begins a word.
 void for_each_word(std::string_view text, const std::function<void(std::string_view)>& visit) {
   std::string word;
   const auto flush = [&] {
@@ -160,13 +161,13 @@ T5Tokenizer T5Tokenizer::from_folder(const std::string& folder) {
   check(extra >= 0 && extra <= 1'000'000, Code::io, "{}: extra_ids is {}", path(kConfig), extra);
   Vocabulary vocabulary = whole ? read_tokenizer_json(path(kWhole)) : read_sentencepiece(path(kModel), extra);
   if (whole && exists(path(kModel))) {
-    std::string said;
+    std::string fault;
     try {
-      said = difference(vocabulary, read_sentencepiece(path(kModel), 0));
+      fault = difference(vocabulary, read_sentencepiece(path(kModel), 0));
     } catch (const Error& e) {
-      said = e.message();
+      fault = e.message();
     }
-    if (!said.empty()) log_warning("tokenizer folder '{}': {}; {} is read, {} is not", folder, said, kWhole, kModel);
+    if (!fault.empty()) log_warning("tokenizer folder '{}': {}; {} is read, {} is not", folder, fault, kWhole, kModel);
   }
   check(vocabulary.pieces.size() > kUnknown, Code::io,
         "tokenizer folder '{}': {} tokens; expected <pad>, </s>, <unk> "
@@ -184,15 +185,15 @@ T5Tokenizer T5Tokenizer::from_folder(const std::string& folder) {
   for (const char* name : {kWhole, kModel, kConfig, kMap})
     if (exists(path(name))) parts.files[name] = read_file(path(name));
 
-  // Special tokens are first those that the files list with their flags, then the named ones, then the extra ones; one
-  // that is not a piece gets the next id.
+  // Special tokens are first those listed with flags in the files, then the named ones, then the extra ones; one that
+  // is not a piece gets the next id.
   std::vector<SpecialToken> specials;
   const auto id_of = [&](const std::string& text) {
     const auto known = std::ranges::find(specials, text, &SpecialToken::text);
     return known == specials.end() ? model->find(text) : known->id;
   };
-  const auto add = [&](const SpecialToken& given) {
-    SpecialToken t = given;
+  const auto add = [&](const SpecialToken& special) {
+    SpecialToken t = special;
     if (t.text.empty() || std::ranges::count(specials, t.text, &SpecialToken::text) > 0) return;
     t.id = id_of(t.text);
     if (t.id < 0) t.id = static_cast<int32_t>(parts.size++);

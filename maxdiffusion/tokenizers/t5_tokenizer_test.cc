@@ -107,7 +107,7 @@ TEST(T5Tokenizer, IsOpenedByItsClass) {
 // P-20
 TEST(T5Tokenizer, ASentencePieceModelThatContradictsTokenizerJsonIsNamed) {
   const TemporaryFolder folder;
-  auto said = [&] {
+  auto message = [&] {
     testing::internal::CaptureStderr();
     expect_golden(*open_tokenizer("T5Tokenizer", folder.path()), "whole");
     return testing::internal::GetCapturedStderr();
@@ -118,7 +118,7 @@ TEST(T5Tokenizer, ASentencePieceModelThatContradictsTokenizerJsonIsNamed) {
   std::vector<std::pair<std::string, float>> pieces;
   for (size_t i = 0; i < 60; ++i) pieces.emplace_back(i < 3 ? "special" : vocab[i][0].get<std::string>(), vocab[i][1]);
   const auto write = [&] {
-    std::string model;  // messages of protobuf, each of less than 128 bytes: text is field 1, score field 2
+    std::string model;  // protobuf messages of under 128 bytes: text is field 1, score field 2
     for (const auto& [text, score] : pieces) {
       std::string piece = "\x0a" + std::string(1, static_cast<char>(text.size())) + text + "\x15";
       piece.append(reinterpret_cast<const char*>(&score), sizeof score);
@@ -127,18 +127,18 @@ TEST(T5Tokenizer, ASentencePieceModelThatContradictsTokenizerJsonIsNamed) {
     write_file_atomic(folder / "spiece.model", model);
   };
   write();
-  EXPECT_EQ(said(), "");
+  EXPECT_EQ(message(), "");
   pieces[48].first = "▁jello";
   write();
-  std::string text = said();
+  std::string text = message();
   EXPECT_TRUE(has(text, "'▁jello' (")) << text;
   EXPECT_TRUE(has(text, "in spiece.model; tokenizer.json is read, spiece.model is not")) << text;
   pieces[48].first = "▁hello";
   pieces[50].second = -1;
   write();
-  EXPECT_TRUE(has(text = said(), "(-1) in spiece.model")) << text;
+  EXPECT_TRUE(has(text = message(), "(-1) in spiece.model")) << text;
   write_file_atomic(folder / "spiece.model", "damaged");
-  EXPECT_TRUE(has(text = said(), "spiece.model: not a SentencePiece model")) << text;
+  EXPECT_TRUE(has(text = message(), "spiece.model: not a SentencePiece model")) << text;
 }
 
 TEST(T5Tokenizer, BadFilesAreNamed) {

@@ -31,13 +31,13 @@ T field(const json& j, const char* name, const T& fallback, const std::string& f
   }
 }
 
-/// Where a pattern matches, in bytes.
+/// Byte range of a pattern's match.
 struct Match {
   size_t from, to;
 };
 using Matcher = std::function<std::vector<Match>(std::string_view)>;
 
-/// Matches of characters for which `test` is true, one match each.
+/// One match for each character for which `test` is true.
 Matcher of_characters(bool (*test)(UChar32)) {
   return [test](std::string_view s) {
     std::vector<Match> out;
@@ -58,7 +58,7 @@ Matcher of_text(std::string text) {
   };
 }
 
-/// Matches of an ICU regular expression; empty ones are not counted.
+/// Matches of an ICU regular expression; empty matches are ignored.
 Matcher of_regex(const std::string& pattern, const std::string& file) {
   UErrorCode status = U_ZERO_ERROR;
   UParseError where;
@@ -69,7 +69,7 @@ Matcher of_regex(const std::string& pattern, const std::string& file) {
   return [regex, pattern, file](std::string_view s) {
     const icu::UnicodeString text =
         icu::UnicodeString::fromUTF8(icu::StringPiece(s.data(), static_cast<int32_t>(s.size())));
-    // Bytes before each UTF-16 unit.
+    // Byte offset of each UTF-16 unit.
     std::vector<size_t> bytes(static_cast<size_t>(text.length()) + 1);
     size_t unit = 0;
     for_each_code_point(s, [&](char32_t c, size_t from, size_t to) {
@@ -110,9 +110,9 @@ Normalizer unicode_form(const char* data, UNormalization2Mode mode) {
   return [form](std::string s) {
     if (is_ascii(s)) return s;
     UErrorCode status = U_ZERO_ERROR;
-    const icu::StringPiece piece(s.data(), static_cast<int32_t>(s.size()));
+    const icu::StringPiece source(s.data(), static_cast<int32_t>(s.size()));
     std::string out;
-    form->normalize(icu::UnicodeString::fromUTF8(piece), status).toUTF8String(out);
+    form->normalize(icu::UnicodeString::fromUTF8(source), status).toUTF8String(out);
     check(U_SUCCESS(status), Code::internal, "ICU: normalize: {}", u_errorName(status));
     return out;
   };
@@ -122,7 +122,7 @@ std::string lowercase(const std::string& s) {
   std::string out;
   for_each_code_point(s, [&](char32_t c, size_t, size_t) {
     append_utf8(out, static_cast<char32_t>(u_tolower(static_cast<UChar32>(c))));
-    if (c == 0x130) append_utf8(out, 0x307);  // İ → i̇, the one lower case of two code points
+    if (c == 0x130) append_utf8(out, 0x307);  // İ → i̇, the only lower case with two code points
   });
   return out;
 }
@@ -150,7 +150,7 @@ std::string strip(const std::string& s, bool left, bool right) {
 // --- pre-tokenizers
 // ---------------------------------------------------------------------------------------------------
 
-/// How matches of a pattern are split off.
+/// How matches of a pattern are split from a text.
 enum class Split { removed, isolated, merged_with_previous, merged_with_next, contiguous };
 
 Split split_of(const std::string& name, const std::string& file) {
@@ -166,8 +166,9 @@ Split split_of(const std::string& name, const std::string& file) {
   return known->second;
 }
 
-/// Cuts a part at its matches; with `invert` at what is between them.
-void cut(const TextPart& part, const std::vector<Match>& matches, Split how, bool invert, std::vector<TextPart>& out) {
+/// Splits a part at the matches; with `invert` at the text between them.
+void cut(const TextPart& part, const std::vector<Match>& matches, Split split, bool invert,
+         std::vector<TextPart>& out) {
   struct Run {
     size_t from, to;
     bool match;
@@ -180,31 +181,32 @@ void cut(const TextPart& part, const std::vector<Match>& matches, Split how, boo
     at = m.to;
   }
   if (at < part.text.size()) runs.push_back({at, part.text.size(), invert});
-  std::vector<Run> kept;
+  std::vector<Run> normalized_runs;
   for (size_t i = 0; i < runs.size(); ++i) {
     const Run& r = runs[i];
     const bool before = i > 0 && runs[i - 1].match;
-    const bool joins = how == Split::merged_with_previous ? r.match && i > 0 && !before
-                       : how == Split::merged_with_next   ? !r.match && before
-                       : how == Split::contiguous         ? i > 0 && r.match == before
-                                                          : false;
+    const bool joins = split == Split::merged_with_previous ? r.match && i > 0 && !before
+                       : split == Split::merged_with_next   ? !r.match && before
+                       : split == Split::contiguous         ? i > 0 && r.match == before
+                                                            : false;
     if (joins)
-      kept.back().to = r.to;
-    else if (how != Split::removed || !r.match)
-      kept.push_back(r);
+      normalized_runs.back().to = r.to;
+    else if (split != Split::removed || !r.match)
+      normalized_runs.push_back(r);
   }
-  for (const Run& r : kept) out.push_back({part.text.substr(r.from, r.to - r.from), part.first && r.from == 0});
+  for (const Run& r : normalized_runs)
+    out.push_back({part.text.substr(r.from, r.to - r.from), part.first && r.from == 0});
 }
 
-PreTokenizer splitter(Matcher matcher, Split how, bool invert = false) {
-  return [matcher = std::move(matcher), how, invert](const std::vector<TextPart>& parts) {
+PreTokenizer splitter(Matcher matcher, Split split, bool invert = false) {
+  return [matcher = std::move(matcher), split, invert](const std::vector<TextPart>& parts) {
     std::vector<TextPart> out;
-    for (const TextPart& p : parts) cut(p, matcher(p.text), how, invert, out);
+    for (const TextPart& p : parts) cut(p, matcher(p.text), split, invert, out);
     return out;
   };
 }
 
-// The words of GPT-2.
+// GPT-2's words.
 constexpr const char* kByteLevelWords = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 PreTokenizer byte_level(const json& j, const std::string& file) {

@@ -19,7 +19,7 @@ std::shared_ptr<const Tokenizer> from_folder(const std::string& folder) {
   return std::make_shared<T>(T::from_folder(folder));
 }
 
-// Of Qwen's folders that hold vocab.json and merges.txt. Source: transformers, Qwen2Tokenizer.
+// For Qwen's folders with vocab.json and merges.txt. Source: transformers, Qwen2Tokenizer.
 constexpr const char* kQwen2Steps = R"json({
   "model": {"type": "BPE"},
   "normalizer": {"type": "NFC"},
@@ -66,10 +66,10 @@ void Tokenizer::save(const std::string& folder) const {
 
 std::vector<int32_t> tokens_of_beginning(std::string_view text, size_t enough,
                                          const std::function<std::vector<int32_t>(std::string_view)>& of) {
-  // Tokens near the cut differ from those of the whole text, but not those of the first half.
+  // Tokens near the end of a prefix differ from those of the whole text, but those of its first half do not.
   for (size_t size = size_t{1} << 16; size < text.size(); size *= 4) {
     size_t end = size;
-    while ((static_cast<unsigned char>(text[end]) & 0xC0) == 0x80 && end > size - 4) --end;  // within a letter
+    while ((static_cast<unsigned char>(text[end]) & 0xC0) == 0x80 && end > size - 4) --end;  // inside a character
     if (std::vector<int32_t> ids = of(text.substr(0, end)); ids.size() > 2 * enough) return ids;
   }
   return of(text);

@@ -32,10 +32,10 @@ class Tokenizer {
   void save(const std::string& folder) const;
 };
 
-/// For implementations: `of(text)`, or of a prefix with many more tokens than `enough`, so that the time does not grow
-/// with megabytes of text.
+/// For implementations: `encode(text)`, or of a prefix with many more tokens than `enough`, so that the time does not
+/// grow with megabytes of text.
 std::vector<int32_t> tokens_of_beginning(std::string_view text, size_t enough,
-                                         const std::function<std::vector<int32_t>(std::string_view)>& of);
+                                         const std::function<std::vector<int32_t>(std::string_view)>& encode);
 
 /// "CLIPTokenizer", …: the classes of open_tokenizer.
 std::vector<std::string> tokenizer_class_names();

@@ -9,7 +9,7 @@
 namespace md {
 namespace {
 
-constexpr double kUnknownPenalty = 10;  // below the least probable piece
+constexpr double kUnknownPenalty = 10;  // relative to the least probable piece
 
 }  // namespace
 
@@ -32,7 +32,7 @@ int32_t Unigram::find(std::string_view piece) const {
 }
 
 void Unigram::append(std::string_view word, std::vector<int32_t>& ids) const {
-  struct Node {  // the best split of the prefix up to here ends with a piece
+  struct Node {  // the best split of the prefix that ends here
     double score = 0;
     int32_t id = 0;
     int64_t from = -1;  // start of that piece; −1: no split yet
@@ -44,7 +44,7 @@ void Unigram::append(std::string_view word, std::vector<int32_t>& ids) const {
       Node& n = best[to];
       if (n.from < 0 || before + score > n.score) n = {before + score, id, static_cast<int64_t>(at)};
     };
-    bool alone = false;  // the code point is a piece
+    bool alone = false;  // whether the code point is a piece
     // Pieces that begin with word[at, to) are a range of sorted_, which shrinks with every byte.
     auto first = sorted_.begin(), last = sorted_.end();
     for (size_t depth = 0; at + depth < word.size() && first != last; ++depth) {
@@ -52,9 +52,9 @@ void Unigram::append(std::string_view word, std::vector<int32_t>& ids) const {
         const std::string& t = pieces_[static_cast<size_t>(id)].text;
         return t.size() > depth ? static_cast<int>(static_cast<uint8_t>(t[depth])) : -1;
       };
-      const auto wanted = static_cast<int>(static_cast<uint8_t>(word[at + depth]));
-      last = std::ranges::upper_bound(first, last, wanted, {}, byte);
-      first = std::ranges::lower_bound(first, last, wanted, {}, byte);
+      const auto next_byte = static_cast<int>(static_cast<uint8_t>(word[at + depth]));
+      last = std::ranges::upper_bound(first, last, next_byte, {}, byte);
+      first = std::ranges::lower_bound(first, last, next_byte, {}, byte);
       if (first == last || pieces_[static_cast<size_t>(*first)].text.size() != depth + 1) continue;
       const size_t to = at + depth + 1;
       offer(to, pieces_[static_cast<size_t>(*first)].score, *first);

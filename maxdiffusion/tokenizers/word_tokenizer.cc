@@ -29,12 +29,12 @@ struct WordTokenizer::Cache {
         return;
       }
     }
-    Ids made;
-    parts.append(word, made);
-    out.insert(out.end(), made.begin(), made.end());
+    Ids word_ids;
+    parts.append(word, word_ids);
+    out.insert(out.end(), word_ids.begin(), word_ids.end());
     if (word.size() > kMaxCachedBytes) return;
     const std::unique_lock lock(mutex);
-    if (ids.size() < kMaxCachedWords) ids.emplace(word, std::move(made));
+    if (ids.size() < kMaxCachedWords) ids.emplace(word, std::move(word_ids));
   }
 };
 
@@ -51,7 +51,7 @@ std::vector<int32_t> WordTokenizer::tokens(std::string_view text, int64_t length
     const auto special = [&](int32_t id) { ids.push_back(id); };
     const auto word = [&](std::string_view w) { cache_->append(parts_, w, ids); };
     const std::string valid = valid_utf8(beginning);
-    const char* start = nullptr;  // of the text, once it is normalized; null: it starts with an added token
+    const char* start = nullptr;  // of the normalized text; null: it starts with an added token
     parts_.specials.cut(
         valid, false,
         [&](std::string_view raw) {

@@ -10,13 +10,13 @@
 namespace md {
 
 struct WordTokenizerParts {
-  std::function<std::string(std::string_view)> normalize;  // of valid UTF-8
+  std::function<std::string(std::string_view)> normalize;  // input: valid UTF-8
   /// Calls visit for each word of a normalized text. `first`: it is at the start of the text.
   std::function<void(std::string_view text, bool first, const std::function<void(std::string_view)>& visit)> cut;
-  std::function<void(std::string_view word, std::vector<int32_t>& ids)> append;  // a word's ids; they are cached
+  std::function<void(std::string_view word, std::vector<int32_t>& ids)> append;  // appends a word's cached ids
   SpecialTokens specials = {};
   std::vector<int32_t> before = {}, behind = {};  // ids around every text
-  /// The words at the start of a text do not depend on text a megabyte later, which is not read.
+  /// Whether the words at the start of a text do not depend on text a megabyte later; that part is then not read.
   bool is_local = false;
   std::optional<int32_t> end = {}, pad = {};
   int64_t size = 0;

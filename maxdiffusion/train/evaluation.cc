@@ -17,10 +17,10 @@
 namespace md {
 namespace {
 
-/// Where all but one replica have zeros, the number of that one.
-std::vector<double> sum_over_replicas(const std::vector<double>& own) {
-  const std::string bytes(reinterpret_cast<const char*>(own.data()), own.size() * sizeof(double));
-  std::vector<double> sums(own.size()), of_one(own.size());
+/// Sums over replicas; each value is nonzero in one replica only.
+std::vector<double> sum_over_replicas(const std::vector<double>& local_sums) {
+  const std::string bytes(reinterpret_cast<const char*>(local_sums.data()), local_sums.size() * sizeof(double));
+  std::vector<double> sums(local_sums.size()), of_one(local_sums.size());
   for (const std::string& part : processes().gather("held-out losses", bytes)) {
     check(part.size() == bytes.size(), Code::internal,
           "eval_data_dir: processes have different data; expected the same");
@@ -93,7 +93,7 @@ void Evaluation::compile_part(Part& part, const Task& task, const TimedLosses& t
   const Models models = [&](const std::string& component) {
     Scope root(g, params, component, step.scope);
     Scope varied = step.change_scope ? step.change_scope(component, root) : root;
-    if (step.ema_decay > 0 && varied.options().trainable)  // what comes in is the average
+    if (step.ema_decay > 0 && varied.options().trainable)  // the input is the average
       varied = varied.with_source([](const Scope& below, Param p) {
         p.shape.dtype = DType::f32;
         return below.resolve(std::move(p));
@@ -125,9 +125,9 @@ HostArrays Evaluation::batch_of(const Part& part, int64_t from) const {
 
 std::map<std::string, double> Evaluation::run(int64_t step, TrainState& state) {
   const auto start = std::chrono::steady_clock::now();
-  std::vector<double> found;  // of all points, part by part; 0 where another replica measures
+  std::vector<double> found;  // for all points, part by part; 0 for points of other replicas
   struct Pending {
-    int64_t at, count;  // of `found`
+    int64_t at, count;  // range in `found`
     PendingArray losses;
   };
   std::deque<Pending> pending;
@@ -143,23 +143,23 @@ std::map<std::string, double> Evaluation::run(int64_t step, TrainState& state) {
   int64_t batches = 0;
   ProgressBar bar("evaluation", total);
   for (const Part& part : parts_) {
-    const int64_t own = std::ssize(part.points);
-    for (int64_t from = 0; from < own; from += part.batch) {
+    const int64_t points = std::ssize(part.points);
+    for (int64_t from = 0; from < points; from += part.batch) {
       check_interrupt("the evaluation is left out");
       if (batches++ % devices_.replicas() != devices_.replica()) continue;
       ArrayMap feed;
       place(devices_, *part.program, batch_of(part, from), feed);
       std::vector<Array*> inputs;
       for (const std::string& name : part.program->input_names()) {
-        auto given = feed.find(name);
-        inputs.push_back(name == "key" ? &key_ : given != feed.end() ? &given->second : state.saved_value(name));
+        auto field = feed.find(name);
+        inputs.push_back(name == "key" ? &key_ : field != feed.end() ? &field->second : state.saved_value(name));
       }
       const std::vector<Array> out = part.program->run(inputs);
-      pending.push_back({done + from, std::min(part.batch, own - from), fetch(devices_, out[0])});
+      pending.push_back({done + from, std::min(part.batch, points - from), fetch(devices_, out[0])});
       if (pending.size() > 2) read();
-      bar.update(done + std::min(from + part.batch, own), "");
+      bar.update(done + std::min(from + part.batch, points), "");
     }
-    done += own;
+    done += points;
   }
   while (!pending.empty()) read();
   bar.finish();

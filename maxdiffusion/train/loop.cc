@@ -15,7 +15,7 @@
 namespace md {
 namespace {
 
-/// Where the data stood before the batches of steps whose loss is not read yet.
+/// Positions of the data before the batches of steps whose loss has not been read yet.
 class RecentPositions {
  public:
   void push(int64_t step, Position p) {
@@ -31,7 +31,7 @@ class RecentPositions {
 
  private:
   std::deque<Position> positions_;
-  int64_t step_ = 0;  // that of the last
+  int64_t step_ = 0;  // of the last position
 };
 
 /// After a loss that is not finite: the device froze the state before the bad step; its own clock says which.
@@ -53,7 +53,7 @@ void rescue(const Devices& devices, TrainState& state, const RecentPositions& po
   e.note("try: a smaller learning_rate, max_grad_norm=1, or activations_dtype=float32");
 }
 
-/// What a signal ended: the state of all steps done is saved.
+/// The error for a run that a signal ended; the state of all finished steps is saved.
 Interrupted stopped_after(int64_t done, int64_t saved, int64_t first, const LoopOptions& o) {
   Interrupted e(fmt::format("{}: stopped by {} after step {} of {}", o.title, interrupt_name(), done,
                             o.step.optim.max_train_steps));
@@ -62,14 +62,14 @@ Interrupted stopped_after(int64_t done, int64_t saved, int64_t first, const Loop
   return e;
 }
 
-/// The signal that ends the run before its next step. Processes agree on it, so that all do the same steps.
+/// The signal that ends the run before its next step. Processes agree on it, so that all run the same steps.
 int stop_signal() {
   Processes& all = processes();
   if (!all.alone()) set_shared_interrupt(static_cast<int>(all.largest("signal", local_interrupt_signal())));
   return interrupt_signal();
 }
 
-/// How much of the devices' memory was in use, where the plugin counts.
+/// Logs how much device memory was in use, if the plugin reports it.
 void log_memory_in_use(const Devices& devices, const std::string& title) {
   int64_t most = 0, limit = 0;
   for (const int64_t position : devices.local()) {
@@ -112,7 +112,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
     bytes_read = host.bytes_read;
     return place_state(devices, programs, std::move(host), o.checkpoint_dir());
   }();
-  return_freed_memory();  // the compiler's, and what starting values were made of
+  return_freed_memory();  // of the compiler and of initial values
   if (state.step > 0)
     log_info("{}: continues from {}/{}, {:.1f} MB read", o.title, o.checkpoint_dir(), state.step,
              static_cast<double>(bytes_read) / 1e6);
@@ -123,7 +123,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   HostArrays constants = o.constants;
   constants["key"] = key_of_seed(o.seed);
   if (devices.replicas() > 1) constants["replica"] = scalar_s32(devices.replica());
-  place(devices, programs.program(0), constants, state.kept);  // all programs read them alike
+  place(devices, programs.program(0), constants, state.read_only);  // equal in all programs
   if (!o.keys.reuse_example_batch) data->seek(state.data);
   data = prefetch(std::move(data), static_cast<int>(o.keys.prefetch_depth));
 
@@ -141,6 +141,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
                      .title = o.title,
                      .total_steps = at.last,
                      .start_step = first,
+                     .samples = at.samples,
                      .device_flops = programs.device_flops(0),
                      .device_peak_flops = devices.client().peak_flops(o.step.scope.activations),
                      .config = o.metrics,
@@ -151,7 +152,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   std::vector<Hook> hooks = {{[&](const Progress& p) { return profile.ends(p.done); },
                               [&](LoopView& v) {
                                 v.recorder.read_pending();
-                                profile.finish(v.at.done);
+                                profile.finish(v.progress.done);
                                 v.recorder.restart_clock();
                               }}};
   int64_t saved = first;
@@ -183,8 +184,8 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
           for (const auto& [name, rows] : data->next()) batch[name] = share.shards(rows);
         }
         which = programs.choose(batch, o.seed, state.step);
-        place(devices, programs.program(which), batch, state.kept);
-        return programs.program(which).run(state.arrays, state.kept);
+        place(devices, programs.program(which), batch, state.read_only);
+        return programs.program(which).run(state.arrays, state.read_only);
       }();
       ArrayMap metrics;
       for (auto& [name, a] : out) (programs.is_state(name) ? state.arrays : metrics)[name] = std::move(a);
@@ -199,7 +200,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   try {
     try {
       steps();
-    } catch (const Interrupted& e) {  // in a hook; the step before it is done
+    } catch (const Interrupted& e) {  // from a hook; the step before it is complete
       log_info("{}", e.message());
     }
     recorder.flush();

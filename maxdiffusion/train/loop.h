@@ -1,7 +1,7 @@
-// The loop: one dataset, one state, from the newest checkpoint to the last step. Nothing in it waits for the device
-// (a step on the host itself waits for the one before: pjrt/executable.h): the state is donated from step to step,
-// batches are prefetched, metrics are read one step late. What a run does between steps (evaluation, samples) is a
-// hook: a rule for when it is due, and a function.
+// The loop: one dataset, one state, from the newest checkpoint to the last step. It never waits for the device (on CPUs
+// a step waits for the previous one: pjrt/executable.h): the state is donated from step to step, batches are
+// prefetched, metrics are read one step late. Work between steps (evaluation, samples) is a hook: a condition and a
+// function.
 #pragma once
 
 #include <functional>
@@ -45,20 +45,20 @@ struct LoopKeys {
 
 /// The loop's progress.
 struct Progress {
-  int64_t done = 0, last = 0;  // updates done, and the number after which the loop ends
-  int64_t samples = 1;         // in one update
+  int64_t done = 0, last = 0;  // updates done, and number of the last update
+  int64_t samples = 1;         // per update
 };
 using Due = std::function<bool(const Progress&)>;
-/// After every n updates; never where n is 0 or less.
+/// After every n updates; never if n ≤ 0.
 Due every_steps(int64_t n);
 /// After every n updates, but not after the last one.
 Due every_steps_before_the_last(int64_t n);
-/// When the number of samples passes a multiple of n; never where n is 0 or less.
+/// When the number of samples passes a multiple of n; never if n ≤ 0.
 Due every_samples(int64_t n);
 
 /// The parts of the loop that a hook may use.
 struct LoopView {
-  const Progress& at;
+  const Progress& progress;
   const Devices& devices;
   const StepPrograms& programs;
   TrainState& state;
@@ -67,13 +67,13 @@ struct LoopView {
 struct Hook {
   Due due;
   std::function<void(LoopView&)> run;
-  bool after_saving = false;  // after the checkpoint of the same step; otherwise before
+  bool after_saving = false;  // runs after the checkpoint of the same step; false: before it
 };
 
 struct LoopOptions {
   std::string title;   // of the progress bar
   std::string folder;  // tensorboard/, metrics.jsonl, curves and, without the key checkpoint_dir, checkpoints/ go here
-  std::string place;   // where checkpoints/ goes instead, in a bucket; empty: `folder`
+  std::string place;   // remote folder for checkpoints/; empty: `folder`
   StepOptions step;
   uint64_t seed = 0;
   LoopKeys keys;
@@ -85,11 +85,11 @@ struct LoopOptions {
 
   InitialValues initial;
   CompleteCheckpoint complete;  // may be empty
-  /// Arrays of the batch that are the same every step (BatchField::batched is false), by field name.
+  /// Arrays of the batch that are equal in every step (BatchField::batched is false), by field name.
   HostArrays constants;
-  /// Called in this order after a step.
+  /// Run after a step in this order.
   std::vector<Hook> hooks;
-  /// Called when metrics were written, and before a checkpoint counts in a bucket; may be empty.
+  /// Called when metrics are written, and before a checkpoint in a bucket becomes complete; may be empty.
   std::function<void()> flushed, before_commit;
 
   std::string checkpoint_dir() const {
@@ -99,12 +99,12 @@ struct LoopOptions {
 
 struct Trained {
   ParamTable params;
-  HostArrays values;  // of the trained parameters (averages, where kept); see trained_values
+  HostArrays values;  // of the trained parameters (moving averages if there are any); see trained_values
   int64_t steps = 0;
 };
 
-/// Throws device when the loss is not finite, after saving the state before that step; Interrupted, after saving the
-/// state of the steps done, where a signal came (base/interrupt.h).
+/// Throws device if the loss is not finite, after saving the state before that step; Interrupted on a signal, after
+/// saving the state of the finished steps (base/interrupt.h).
 Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks, std::unique_ptr<Dataset> data,
                    const LoopOptions& options);
 

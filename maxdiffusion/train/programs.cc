@@ -14,7 +14,7 @@
 namespace md {
 namespace {
 
-/// The sharding of every input of the program, one line each.
+/// Logs the sharding of every input of the program, one line each.
 void log_shardings(const Devices& devices, const Program& program, const ParamTable& params) {
   for (size_t i = 0; i < program.input_names().size(); ++i) {
     const std::string& name = program.input_names()[i];
@@ -60,14 +60,14 @@ StepPrograms::StepPrograms(const Devices& devices, const std::vector<const Task*
 }
 
 void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
-  // Half of the compiler's work on a program is done by one thread; memory that it takes is not given back.
+  // Half of the compiler's work on a program is single-threaded, and memory that it uses is not returned.
   constexpr int64_t kTogether = 2;
   const auto n = static_cast<int64_t>(count());
-  std::vector<std::optional<Program>> made(count());
+  std::vector<std::optional<Program>> compiled(count());
   const auto make = [&](const CompileConfig& with, int64_t at) {
     const auto i = static_cast<size_t>(at);
-    made[i].emplace(md::compile(devices_, *graphs_[i].graph, with, names_[i]));
-    const CompileReport& report = made[i]->report();
+    compiled[i].emplace(md::compile(devices_, *graphs_[i].graph, with, names_[i]));
+    const CompileReport& report = compiled[i]->report();
     log_info("{}: program {} in {:.1f} s", titles_[i], report.from_cache ? "loaded from the cache" : "compiled",
              report.compile_seconds + report.load_seconds);
   };
@@ -76,7 +76,7 @@ void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {
         n, [&](int64_t i, int) { make(with, i); }, static_cast<int>(std::min(n, kTogether)));
   });
   for (size_t i = 0; i < count(); ++i) {
-    programs_.push_back(std::move(*made[i]));
+    programs_.push_back(std::move(*compiled[i]));
     warn_of_unused_mesh_axes(*graphs_[i].graph, titles_[i]);
     if (auto plan = programs_[i].memory()) log_info("{}: {}", titles_[i], to_string(*plan));
   }

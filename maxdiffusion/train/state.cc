@@ -43,7 +43,7 @@ ParamTable frozen_part(const ParamTable& params) {
   return out;
 }
 
-/// Components whose every parameter is trained: a checkpoint holds them as the model's own file.
+/// Components whose parameters are all trained: checkpoints store them as the model's own files.
 std::vector<std::string> whole_components(const ParamTable& params) {
   std::map<std::string, bool> whole;
   for (const Param& p : params.params()) whole[p.model] = whole.try_emplace(p.model, true).first->second && p.trainable;
@@ -69,19 +69,19 @@ std::string not_finite(const std::string& name, const HostArray& values) {
   return fmt::format("'{}' holds {} at element {}", name, rows(flat, *at, 1).to_doubles()[0], *at);
 }
 
-/// Reads what belongs to parameters, for devices of this process.
+/// Reads the arrays of parameters for devices of this process.
 class StateReader {
  public:
-  StateReader(const Devices& devices, const ParamTable& params, CheckpointReader& from)
-      : devices_(devices), params_(params), from_(from) {}
+  StateReader(const Devices& devices, const ParamTable& params, const StepOptions& step, CheckpointReader& from)
+      : devices_(devices), params_(params), step_(step), from_(from) {}
 
-  /// The arrays of the training state that a run with these slots has.
+  /// The arrays of the training state that a run with these slots needs.
   NamedShards arrays(const std::vector<StateSlot>& slots) {
     CheckpointReader::Parts parts;
     for (const auto& [name, array] : from_.arrays()) {
-      const Param* p = owner_of(name, slots);
-      if (p) add(parts, name, *p);
-      if (!p && array.shape.rank() == 0) parts.emplace_back(name, std::vector<Slice>{Slice::all({})});
+      const auto form = form_of(name, slots);
+      if (form) add(parts, name, *form);
+      if (!form && array.shape.rank() == 0) parts.emplace_back(name, std::vector<Slice>{Slice::all({})});
     }
     from_.fetch(parts);
     NamedShards values;
@@ -89,7 +89,7 @@ class StateReader {
     return values;
   }
 
-  /// Parameters that the arrays do not hold: they are in the models' own files, unless those hold their averages.
+  /// Reads parameters that the arrays lack from the models' own files, unless these hold averages.
   void add_weights(NamedShards& values) {
     CheckpointReader::Parts parts;
     std::vector<std::string> inputs;
@@ -103,7 +103,7 @@ class StateReader {
                 component);
         const std::string name = array_of_weight(component, p.path);
         if (p.stacked > 0) from_.add_stack(name, p.stacked);
-        add(parts, name, p);
+        add(parts, name, {p.shape, p.axes});
         inputs.push_back(p.input);
       }
     from_.fetch(parts);
@@ -111,48 +111,53 @@ class StateReader {
   }
 
  private:
-  /// The parameter that an array of the state belongs to; null: none.
-  const Param* owner_of(const std::string& array, const std::vector<StateSlot>& slots) const {
+  /// The form of this run's array with that name; none if the run has no such array.
+  std::optional<StateArray> form_of(const std::string& name, const std::vector<StateSlot>& slots) const {
     for (const StateSlot& slot : slots)
-      if (array.starts_with(slot.prefix)) return params_.find(array.substr(std::string(slot.prefix).size()));
-    return params_.find(array);
+      if (name.starts_with(slot.prefix)) {
+        const Param* p = params_.find(name.substr(std::string(slot.prefix).size()));
+        return p ? state_array(slot, *p, step_) : std::nullopt;
+      }
+    const Param* p = params_.find(name);
+    return p ? std::optional(StateArray{p->shape, p->axes}) : std::nullopt;
   }
 
-  /// Throws io where a number is not finite.
+  /// Throws io if a number is not finite.
   ShardedArray read(const std::string& name, const std::vector<Slice>& slices) {
     ShardedArray a = from_.read(name, slices);
     for (Shard& p : a.shards) {
       if (const std::string fault = not_finite(name, p.values); !fault.empty())
         fail(Code::io, "read '{}': {}, from which training cannot resume", from_.folder(), fault);
-      // Arrays of their own become the device's, where that is a CPU.
+      // On a CPU, arrays with a sole owner become the device's without a copy.
       if (devices_.platform() == Platform::cpu && !p.values.sole()) p.values = copy_of(p.values);
     }
     from_.let_go_of_files();
     return a;
   }
 
-  void add(CheckpointReader::Parts& parts, const std::string& name, const Param& p) const {
+  void add(CheckpointReader::Parts& parts, const std::string& name, const StateArray& of) const {
     const Shape& found = from_.shape(name);
-    check(found.dims == p.shape.dims, Code::invalid_config,
+    check(found.dims == of.shape.dims, Code::invalid_config,
           "checkpoint {}: '{}' is {}; expected {}, as in this run's model; choose another run_name", from_.folder(),
-          name, to_string(found), to_string(p.shape));
-    parts.emplace_back(name, local_slices(devices_, p.axes, p.shape.dims));
+          name, to_string(found), to_string(of.shape));
+    parts.emplace_back(name, local_slices(devices_, of.axes, of.shape.dims));
   }
 
   const Devices& devices_;
   const ParamTable& params_;
+  const StepOptions& step_;
   CheckpointReader& from_;
   std::set<std::string> opened_;
 };
 
-/// Throws invalid_config where another optimizer has made a checkpoint's state.
+/// Throws invalid_config if another optimizer wrote the checkpoint's state.
 void check_optimizer(const CheckpointReader& reader, const std::string& optimizer) {
   for (const std::string& other : optimizer_names()) {
     OptimConfig config;
     config.optimizer = other;
-    for (const StateSlot& slot : make_optimizer(config)->slots())
-      if (const auto a = reader.arrays().lower_bound(slot.prefix);
-          other != optimizer && a != reader.arrays().end() && a->first.starts_with(slot.prefix))
+    for (const std::string& prefix : state_prefixes(*make_optimizer(config)))
+      if (const auto a = reader.arrays().lower_bound(prefix);
+          other != optimizer && a != reader.arrays().end() && a->first.starts_with(prefix))
         throw Error(Code::invalid_config,
                     fmt::format("optimizer is '{}', but checkpoint {} holds the state of '{}', such as '{}'", optimizer,
                                 reader.folder(), other, a->first))
@@ -160,16 +165,16 @@ void check_optimizer(const CheckpointReader& reader, const std::string& optimize
   }
 }
 
-/// The contents of one checkpoint: the parts for devices of this process. Throws io where it is damaged.
+/// The contents of one checkpoint: the parts for devices of this process. Throws io if it is damaged.
 HostState read_state(const Devices& devices, const ParamTable& params, const StateSource& from, int64_t at,
                      const StepOptions& step) {
   const std::string folder = checkpoint_folder(from.checkpoint_dir, at);
-  // Of several processes none has a use for files that only others read.
+  // With several processes, a local copy would contain files that only others read.
   CheckpointReader reader(folder, processes().alone() ? FromBucket::copies : FromBucket::ranges);
   reader.warn_of_configs();
   const StateInfo info = parse_state_info(reader.state_json(), below(folder, kState), at);
   check_optimizer(reader, step.optim.optimizer);
-  StateReader read(devices, params, reader);
+  StateReader read(devices, params, step, reader);
   std::vector<StateSlot> slots = state_slots(step);
   slots.push_back({state_prefix::kMaster});
   NamedShards values = read.arrays(slots);
@@ -180,7 +185,7 @@ HostState read_state(const Devices& devices, const ParamTable& params, const Sta
   return {std::move(values), info.step, info.data, reader.bytes_read()};
 }
 
-/// What a checkpoint records besides arrays.
+/// state.json: everything in a checkpoint besides arrays.
 json info_of(int64_t step, const Position& p, uint64_t seed) {
   return {{"maxdiffusion_version", version()},
           {"step", step},
@@ -189,10 +194,10 @@ json info_of(int64_t step, const Position& p, uint64_t seed) {
           {"seed", seed},
           {"shard", p.shard},
           {"offset", p.offset},
-          {"taken", p.taken}};
+          {"taken", p.consumed}};
 }
 
-/// Sends what process 0 has read to all replicas, which hold the same parts; what they have is overwritten.
+/// Broadcasts what process 0 has read to all replicas, which hold the same parts; overwrites their values.
 void share(HostState& state) {
   Processes& all = processes();
   json info = info_of(state.step, state.data, 0);
@@ -215,24 +220,25 @@ void share(HostState& state) {
     }
   }
   for (auto& [name, a] : state.values)
-    for (Shard& p : a.shards)  // the bytes of process 0 are only read
+    for (Shard& p : a.shards)  // process 0 only reads its own bytes
       all.broadcast({const_cast<std::byte*>(p.values.data()), p.values.bytes()});
 }
 
-/// The state of this run's step, of what a checkpoint holds and the values that it does not.
+/// The state of this run's step from a checkpoint's contents and the frozen values that it lacks.
 HostState restored(const ParamTable& params, HostState read, const StepOptions& step, const std::string& checkpoint_dir,
                    NamedShards frozen) {
   NamedShards& values = read.values;
   values = restored_state(params, std::move(values), step);
-  if (add_slots(params, make_optimizer(step.optim)->slots(), values))
-    log_warning("checkpoint {}/{} has no moments of the optimizer (save_optimizer=false): they start from zero",
+  const bool lacks_scalars = add_scalars(params, step, values);
+  if (add_slots(params, optimizer_slots(step.optim), step, values) || lacks_scalars)
+    log_warning("checkpoint {}/{} has no moments of the optimizer (save_optimizer=false): they start again",
                 checkpoint_dir, read.step);
   values.merge(frozen);
   values["healthy"] = yes();
   return read;
 }
 
-/// Replicas have the same bits, or something is broken that no checkpoint should keep.
+/// Throws device unless all replicas have the same bits: a checkpoint must not keep a broken state.
 void check_replicas(const NamedShards& state, int64_t step) {
   std::string all;
   for (const auto& [name, a] : state) {
@@ -250,7 +256,7 @@ void check_replicas(const NamedShards& state, int64_t step) {
               "try: again from the checkpoint before; if this error comes back, one of the machines computes wrongly");
 }
 
-/// Those that write checkpoints together.
+/// The processes that write checkpoints together.
 CheckpointProcesses writers() {
   Processes& all = processes();
   if (all.alone()) return {};
@@ -261,12 +267,12 @@ CheckpointProcesses writers() {
           .get = [&all](const std::string& key) { return all.get(key); }};
 }
 
-/// The state of the newest checkpoint that no process finds damaged. Those after it are set aside. `by_coordinator`: it
-/// alone reads.
+/// The state of the newest checkpoint that no process finds damaged. Newer ones are renamed as damaged.
+/// `by_coordinator`: only process 0 reads.
 HostState newest_restored(const std::vector<int64_t>& saved, const std::string& checkpoint_dir, bool by_coordinator,
                           const std::function<HostState(int64_t at)>& restore) {
   Processes& all = processes();
-  std::vector<Error> faults;  // of the newest ones
+  std::vector<Error> faults;  // of the newest checkpoints
   for (auto at = saved.rbegin(); at != saved.rend(); ++at) {
     HostState state;
     std::optional<Error> fault;
@@ -279,7 +285,7 @@ HostState newest_restored(const std::vector<int64_t>& saved, const std::string& 
       }
     };
     if (all.is_coordinator() || !by_coordinator) attempt();
-    // What another process has found, where this one has found nothing.
+    // The fault that another process has found, if this one found none.
     for (const std::string& found : all.gather(fmt::format("restored {}", *at), fault ? fault->what() : ""))
       if (!found.empty() && !fault) fault = Error(Code::io, found);
     if (fault) {
@@ -298,7 +304,7 @@ HostState newest_restored(const std::vector<int64_t>& saved, const std::string& 
   throw faults[0].note("try: another run_name, or move that folder away to start from step 0");
 }
 
-/// The arrays' shards, copied to the host without stopping the device: starts now, waits when called.
+/// Starts copying the arrays' shards to the host without stopping the device; the result waits for them.
 std::function<NamedShards()> fetch_all(const Devices& devices, const std::map<std::string, const Array*>& arrays) {
   auto pending = std::make_shared<std::map<std::string, PendingShards>>();
   for (const auto& [name, a] : arrays) (*pending)[name] = fetch_shards(devices, *a);
@@ -350,7 +356,7 @@ std::string TrainState::saved_name(const std::string& input) const {
 
 Array* TrainState::saved_value(const std::string& input) {
   const auto a = arrays.find(saved_name(input));
-  return a != arrays.end() ? &a->second : &kept.at(input);
+  return a != arrays.end() ? &a->second : &read_only.at(input);
 }
 
 std::function<HostState()> open_state(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
@@ -358,7 +364,7 @@ std::function<HostState()> open_state(const Devices& devices, const StepPrograms
   Processes& all = processes();
   if (is_remote(from.checkpoint_dir) && !all.alone())
     flush_pending_uploads(from.checkpoint_dir, writers(), from.before_commit);
-  // One process looks, and sets aside what is damaged.
+  // Only process 0 lists checkpoints and renames damaged ones.
   const json found = all.is_coordinator() ? json(checkpoint_folders(from.checkpoint_dir)) : json();
   const auto saved = parse_json(all.from_coordinator("checkpoints", found.dump())).get<std::vector<int64_t>>();
   const ParamTable& params = programs.params();
@@ -368,7 +374,7 @@ std::function<HostState()> open_state(const Devices& devices, const StepPrograms
   }
   if (from.single_replica && devices.replicas() == 1)
     log_warning(
-        "enable_single_replica_ckpt_restoring has no effect: each process reads the part of the state that its devices "
+        "enable_single_replica_ckpt_restoring is ignored: each process reads the part of the state that its devices "
         "hold");
   auto frozen = std::make_shared<const ParamTable>(frozen_part(params));
   return [&devices, &params, step, from, saved, frozen, make = initial(*frozen)] {
@@ -387,14 +393,14 @@ TrainState place_state(const Devices& devices, const StepPrograms& programs, Hos
   state.step = host.step;
   state.data = host.data;
   for (size_t i = 0; i < programs.count(); ++i) {
-    NamedShards own;
+    NamedShards program_values;
     for (const std::string& name : programs.program(i).input_names())
-      if (auto value = host.values.extract(name)) own.insert(std::move(value));
-    place(devices, programs.program(i), std::move(own), state.arrays);
+      if (auto value = host.values.extract(name)) program_values.insert(std::move(value));
+    place(devices, programs.program(i), std::move(program_values), state.arrays);
   }
   for (const Param& p : programs.params().params())
     if (!p.trainable)
-      if (auto a = state.arrays.extract(p.input)) state.kept.insert(std::move(a));
+      if (auto a = state.arrays.extract(p.input)) state.read_only.insert(std::move(a));
   for (const std::string& name : programs.state_names())
     check(state.arrays.contains(name), Code::io,
           "checkpoint {}/{} has no '{}': another kind of run wrote it; choose another run_name", checkpoint_dir,
@@ -412,17 +418,17 @@ HostArrays trained_values(const Devices& devices, const StepPrograms& programs, 
 }
 
 HostArrays last_trained_values(const Devices& devices, const StepPrograms& programs, TrainState state) {
-  struct Kept {
-    Devices devices;  // outlive the arrays
+  struct LastState {
+    Devices devices;  // must outlive the arrays
     TrainState state;
   };
-  const auto kept = std::make_shared<Kept>(Kept{devices, {}});
+  const auto last = std::make_shared<LastState>(LastState{devices, {}});
   for (const Param& p : programs.params().params())
     if (const std::string name = state.saved_name(p.input); p.trainable)
-      kept->state.arrays[name] = std::move(state.arrays.at(name));
-  HostArrays values = trained_values(kept->devices, programs, kept->state);
+      last->state.arrays[name] = std::move(state.arrays.at(name));
+  HostArrays values = trained_values(last->devices, programs, last->state);
   for (auto& [name, a] : values)
-    a = HostArray(a.shape(), std::make_shared<std::pair<std::shared_ptr<const void>, HostArray>>(kept, a), a.data());
+    a = HostArray(a.shape(), std::make_shared<std::pair<std::shared_ptr<const void>, HostArray>>(last, a), a.data());
   return values;
 }
 
@@ -433,7 +439,7 @@ CheckpointContent state_content(const ParamTable& params, NamedShards state, boo
   const NamedShards trained = model_values(params, c.state);
   for (const std::string& component : whole_components(params)) {
     c.weights[component] = published(params, component, trained);
-    for (const Param& p : params.params())  // what the model's file or the master says already
+    for (const Param& p : params.params())  // values that the model's file or the master also has
       if (p.model == component && (!averaged || c.state.contains(state_prefix::kMaster + p.input)))
         c.state.erase(p.input);
   }
@@ -447,7 +453,7 @@ StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, con
     : devices_(devices),
       programs_(programs),
       averaged_(step.ema_decay > 0),
-      left_out_(moments ? std::vector<StateSlot>() : make_optimizer(step.optim)->slots()),
+      left_out_(moments ? std::vector<std::string>() : state_prefixes(*make_optimizer(step.optim))),
       checkpoint_dir_(std::move(checkpoint_dir)),
       seed_(seed),
       complete_(std::move(complete)),
@@ -462,7 +468,7 @@ std::map<std::string, const Array*> StateSaver::saved(const TrainState& state) c
   std::map<std::string, const Array*> arrays;
   for (const auto& [name, a] : state.arrays)
     if (std::ranges::none_of(left_out_,
-                             [&array = name](const StateSlot& slot) { return array.starts_with(slot.prefix); }))
+                             [&array = name](const std::string& prefix) { return array.starts_with(prefix); }))
       arrays[name] = &a;
   return arrays;
 }
@@ -479,9 +485,9 @@ void StateSaver::warn_if_short_of_space(const TrainState& state) const {
         in_gib(largest), in_gib(step_bytes_), in_gib(free));
   std::error_code ec;
   const std::string dir = local_cache_path(checkpoint_dir_);
-  std::filesystem::path there = std::filesystem::absolute(dir);
-  while (!exists(there) && there.has_relative_path()) there = there.parent_path();
-  const auto space = std::filesystem::space(there, ec);
+  std::filesystem::path existing = std::filesystem::absolute(dir);
+  while (!exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
+  const auto space = std::filesystem::space(existing, ec);
   if (!ec && space.available < static_cast<uint64_t>(all))
     log_warning("checkpoint: it takes {}, and '{}' has {} free", in_gib(all), dir,
                 in_gib(static_cast<int64_t>(space.available)));
@@ -504,7 +510,7 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
   writer_.save(at, [values = std::move(values), info = info_of(at, position, seed_), at, this] {
     NamedShards state = values();
     if (devices_.replicas() > 1) check_replicas(state, at);
-    if (devices_.replica() > 0) return CheckpointContent();  // the first writes what all have
+    if (devices_.replica() > 0) return CheckpointContent();  // replica 0 writes the common state
     CheckpointContent c = state_content(programs_.params(), std::move(state), averaged_,
                                         processes().is_coordinator() ? complete_ : CompleteCheckpoint());
     c.state_json = info.dump(2);
@@ -515,7 +521,7 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
     };
     return c;
   });
-  if (!copied) writer_.wait();  // the next step takes the arrays' memory
+  if (!copied) writer_.wait();  // the next step reuses the arrays' memory
 }
 
 }  // namespace md

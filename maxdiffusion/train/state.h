@@ -1,4 +1,4 @@
-// The training state as one value: made fresh or read from a checkpoint, carried by the loop, saved whole.
+// The training state as one value: initialized or read from a checkpoint, updated by the loop, saved as a whole.
 #pragma once
 
 #include <functional>
@@ -13,74 +13,74 @@
 namespace md {
 
 struct TrainState {
-  ArrayMap arrays;   // what a step takes and returns
-  ArrayMap kept;     // what steps only read: frozen parameters, constants, the batch
-  int64_t step = 0;  // updates done
-  Position data;     // before the batch of the next step
+  ArrayMap arrays;     // inputs that a step donates and returns updated
+  ArrayMap read_only;  // inputs that a step only reads: frozen parameters, constants, the batch
+  int64_t step = 0;    // updates done
+  Position data;       // position before the batch of the next step
 
-  /// The array of a parameter as it would be saved: its average, where one is kept.
+  /// Name of the array that is saved for a parameter: its moving average, if there is one.
   std::string saved_name(const std::string& input) const;
   Array* saved_value(const std::string& input);
 };
 
-/// Starting values of the parameters in a table, by input name, in two calls. The first throws where there are none;
-/// the second, of what the first returned, makes them while the program is compiled. The table holds all parameters, or
-/// only the frozen ones where a checkpoint has the others; it lives until the second call has returned.
+/// Initial values of the parameters in a table, by input name, in two calls. The first throws if weights are missing;
+/// the function that it returns computes them while the program is compiled. The table holds all parameters, or only
+/// the frozen ones if a checkpoint has the others; it must live until the second call returns.
 using InitialValues = std::function<std::function<NamedShards()>(const ParamTable&)>;
 
-/// The state that a run starts from, in host memory: the shards of this process's devices.
+/// The initial state of a run in host memory: the shards of this process's devices.
 struct HostState {
   NamedShards values;
   int64_t step = 0;
   Position data;
-  uint64_t bytes_read = 0;  // of the checkpoint's files
+  uint64_t bytes_read = 0;  // read from the checkpoint's files
 };
-/// Where a state comes from, and how it is read.
+/// Source of a state.
 struct StateSource {
   std::string checkpoint_dir;
   uint64_t seed = 0;
-  bool single_replica = false;  // of replicas (Devices::replicas) one reads, and gives the others what it has read
-  std::function<void()> before_commit;  // see CheckpointWriter; for uploads that an earlier run left pending
+  bool single_replica = false;          // one of the replicas (Devices::replicas) reads and broadcasts
+  std::function<void()> before_commit;  // see CheckpointWriter; for pending uploads of an earlier run
 };
-/// The state in the newest checkpoint that all processes can read (moments that it lacks are zeros), with a line in
-/// the log; without a checkpoint, step 0 with the values of `initial`. Of a checkpoint those parts are read
-/// that belong to devices of this process. `initial` is called now; values are read or made when the result is called.
-/// `devices` and `programs` must live until then.
+/// The state of the newest checkpoint that all processes can read, with a log line; missing moments are zeros. Without
+/// a checkpoint: step 0 with the values of `initial`. Only parts on devices of this process are read. `initial` is
+/// called immediately; values are read or computed when the result is called. `devices` and `programs` must live until
+/// then.
 std::function<HostState()> open_state(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
                                       const StateSource& from, const InitialValues& initial);
-/// Puts the state on the devices, with the shardings of the programs' inputs. Throws io naming an array that a
+/// Puts the state on the devices, with the shardings of the programs' inputs. Throws io naming an array that the
 /// checkpoint lacks.
 TrainState place_state(const Devices& devices, const StepPrograms& programs, HostState host,
                        const std::string& checkpoint_dir);
 
-/// The trained values that are sampled: the averages where they are kept. Waits for the devices. None of joint devices,
-/// of which no process has all. On a CPU they are borrowed from the state, which must stay as it is while they are
-/// used.
+/// The trained values for sampling: the moving averages, if there are any. Waits for the devices. Empty for joint
+/// devices, where no process has all. On a CPU the values borrow the state's memory: the state must not change while
+/// they are used.
 HostArrays trained_values(const Devices& devices, const StepPrograms& programs, const TrainState& state);
-/// The same of a state that no step follows; what they are borrowed from lives as long as they do.
+/// trained_values of a state after its last step; the result owns the memory that it borrows.
 HostArrays last_trained_values(const Devices& devices, const StepPrograms& programs, TrainState state);
 
-/// Adds to a checkpoint what makes it a whole model folder: weights of other models, configs, tokenizers. `trained`:
-/// values of the trained parameters by input name (averages, where kept). Called on the writer's thread.
+/// Adds the files that make a checkpoint a complete model folder: weights of other models, configs, tokenizers.
+/// `trained`: values of the trained parameters by input name (moving averages, if any). Called on the writer's thread.
 using CompleteCheckpoint = std::function<void(CheckpointContent&, const ParamTable&, const NamedShards& trained)>;
 
-/// What a checkpoint holds of a state of which this process has shards: of a model whose every parameter is trained its
-/// weights, as a model folder has them, and what else the state is. `averaged`: the weights are averages.
+/// The checkpoint content of a state of which this process has shards. Models whose parameters are all trained are
+/// saved as weights of a model folder, everything else as training state. `averaged`: the weights are moving averages.
 CheckpointContent state_content(const ParamTable& params, NamedShards state, bool averaged,
                                 const CompleteCheckpoint& complete = {});
 
-/// Writes checkpoints in the background, from a copy of the state, if free host memory (base/host_memory) holds one in
-/// addition to what a step takes; otherwise while training waits, array by array. Keeps references to its arguments.
+/// Writes checkpoints in the background, from a copy of the state, if free host memory (base/host_memory) suffices for
+/// the copy and a step; otherwise writes array by array while training waits. Keeps references to its arguments.
 class StateSaver {
  public:
-  /// `moments`: false leaves the optimizer's moments out. `before_commit`: see CheckpointWriter.
+  /// `moments`: false omits the optimizer's moments. `before_commit`: see CheckpointWriter.
   StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step, std::string checkpoint_dir,
              int64_t keep, bool moments, uint64_t seed, CompleteCheckpoint complete,
              std::function<void()> before_commit = {});
-  /// Warns if memory or the disk may be too small for a checkpoint. Before the first step.
+  /// Warns if memory or disk may be too small for a checkpoint. Call before the first step.
   void warn_if_short_of_space(const TrainState& state) const;
-  /// The state's arrays as they are now, as the checkpoint of step `at`, before the batch at `position`.
-  void save(const TrainState& state, int64_t at, Position position);
+  /// Saves the current arrays as the checkpoint after `updates` steps, before the batch at `position`.
+  void save(const TrainState& state, int64_t updates, Position position);
   /// Waits for the write under way; throws its error.
   void finish() { writer_.finish(); }
 
@@ -91,8 +91,8 @@ class StateSaver {
   const StepPrograms& programs_;
   int64_t step_bytes_ = 0;  // host memory that a step takes in addition to the state
   bool averaged_;
-  std::vector<StateSlot> left_out_;
-  bool pauses_training_ = false;  // writes while training waits, and has logged so
+  std::vector<std::string> left_out_;  // prefixes of arrays that are not saved
+  bool pauses_training_ = false;       // writes while training waits; set with a log line
   std::string checkpoint_dir_;
   uint64_t seed_;
   CompleteCheckpoint complete_;

@@ -1,4 +1,4 @@
-// training_state/state.json: what a checkpoint records of its run besides arrays.
+// training_state/state.json: what a checkpoint records of its run in addition to arrays.
 #pragma once
 
 #include <cstdint>
@@ -13,8 +13,7 @@ struct StateInfo {
   uint64_t seed = 0;
   Position data;
 };
-/// `file`: from which the text is, of the checkpoint of `step`. Throws io naming the field that is missing or out of
-/// range.
+/// `file`: source of the text, in the checkpoint of `step`. Throws io naming a field that is missing or out of range.
 StateInfo parse_state_info(const std::string& text, const std::string& file, int64_t step);
 
 }  // namespace md

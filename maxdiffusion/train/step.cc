@@ -1,6 +1,9 @@
 #include "maxdiffusion/train/step.h"
 
 #include <algorithm>
+#include <bit>
+#include <regex>
+#include <set>
 
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
@@ -39,21 +42,86 @@ bool has_master(const Param& p, const StepOptions& o) {
          low_precision_update(o.optim.low_precision_update) == LowPrecisionUpdate::master_f32;
 }
 
-/// Loss and gradients of one batch; `in` is the graph where its nodes go, and holds the feed.
-Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Graph& in, const Feed& feed, Rng rng) {
+bool named_by(const std::string& expression, const Param& p) {
+  return std::regex_search(p.input, std::regex(expression, std::regex::ECMAScript));
+}
+
+bool is_frozen(const StepOptions& o, const Param& p) {
+  return std::ranges::any_of(o.frozen, [&](const std::string& e) { return named_by(e, p); });
+}
+
+ParamForm form_of(const Param& p) { return {p.shape.dims, p.axes, p.stacked}; }
+
+/// Converts float types below f32 to f32, the type in which optimizers compute.
+Tensor widened(Tensor slot) { return slot && is_low_precision(slot.dtype()) ? cast(slot, DType::f32) : slot; }
+
+/// State arrays of parameters as inputs of the graph, created when first used.
+class StateInputs {
+ public:
+  StateInputs(Graph& g, const StepOptions& o)
+      : graph_(g), options_(o), optimizer_(make_optimizer(o.optim)), slots_(optimizer_slots(o.optim)) {}
+
+  const Optimizer& optimizer() const { return *optimizer_; }
+  const std::vector<StateSlot>& slots() const { return slots_; }
+
+  /// The slot of a parameter in its stored type; empty if the parameter has no array of this slot.
+  Tensor operator()(const StateSlot& slot, const Param& p) {
+    const std::optional<StateArray> array = state_array(slot, p, options_);
+    return array ? input(slot.prefix + p.input, array->shape, array->axes) : Tensor();
+  }
+  Tensor scalar(const StateScalar& scalar, const std::string& component) {
+    return input(scalar.prefix + component, {DType::f32, {}}, {});
+  }
+  /// The parameter or its master, in f32.
+  Tensor value(const Param& p) {
+    return has_master(p, options_) ? input(state_prefix::kMaster + p.input, {DType::f32, p.shape.dims}, p.axes)
+                                   : cast(p.value, DType::f32);
+  }
+  /// The point at which loss and gradient are computed, in the parameter's type.
+  Tensor point(const Param& p) {
+    std::vector<Tensor> slots;
+    for (const StateSlot& slot : slots_) slots.push_back(widened((*this)(slot, p)));
+    const int region = graph_.set_remat_region(0);
+    const Tensor at = cast(optimizer_->point(value(p), slots), p.shape.dtype);
+    graph_.set_remat_region(region);
+    return at;
+  }
+
+ private:
+  Tensor input(const std::string& name, const Shape& shape, const LogicalAxes& axes) {
+    if (const int at = graph_.input_index(name); at >= 0) return graph_.inputs()[static_cast<size_t>(at)].value;
+    const int region = graph_.set_remat_region(0);
+    const Tensor made = graph_.input(name, shape, axes);
+    graph_.set_remat_region(region);
+    return made;
+  }
+
+  Graph& graph_;
+  const StepOptions& options_;
+  std::unique_ptr<Optimizer> optimizer_;
+  std::vector<StateSlot> slots_;
+};
+
+/// Loss and gradients of one batch. `in`: the graph for its nodes, which contains `feed`.
+Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, StateInputs& of_state, Graph& in,
+                        const Feed& feed, Rng rng) {
   Gradients g;
-  // What is differentiated, by parameter. In a loop: the body's view of it. Where layers compute in a wider type than
-  // that of the parameter: its copy in that type, since a gradient has the type of what it belongs to.
+  // The differentiated value of each parameter. In a loop it is the body's value. If layers compute in a wider type
+  // than the parameter's, it is the converted copy, because a gradient has the type of its value.
   std::map<std::string, Tensor> views;
   auto scope = [&](const std::string& component) {
     Scope root(*s.graph, s.params, component, o.scope);
     if (&in != s.graph.get()) root = root.in_graph(in);
-    if (o.scope.dropout > 0) root = root.with_random(rng.for_("dropout").for_(component));
+    if (o.scope.dropout > 0 || o.drops_adapters) root = root.with_random(rng.for_("dropout").for_(component));
     root = root.with_source([&](const Scope& below, Param p) {
       const bool widened = p.trainable && below.options().trainable && is_low_precision(p.shape.dtype) &&
                            size_of(p.shape.dtype) < size_of(o.scope.activations);
       const std::string input = p.model + "/" + p.path;
-      const Tensor value = in.capture(below.resolve(std::move(p)));
+      Tensor stored = below.resolve(std::move(p));
+      if (const Param& made = *s.params.find(input);
+          of_state.optimizer().looks_ahead() && made.trainable && !is_frozen(o, made))
+        stored = of_state.point(made);
+      const Tensor value = in.capture(stored);
       return views[input] = widened ? cast(value, o.scope.activations) : value;
     });
     return o.change_scope ? o.change_scope(component, root) : root;
@@ -63,8 +131,8 @@ Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Gr
   std::vector<Tensor> inner;
   for (const Param& p : g.of) inner.push_back(views.at(p.input));
   g.values = grad(g.loss, inner);
-  // SDXL does not read the last layer of its first text encoder; LoRA matrices may sit there all the same. Qwen-Image
-  // does not read what its last block makes of the text: the weights of that have a gradient of zero, as in a loop.
+  // Some parameters do not affect the loss: SDXL does not use the last layer of its first text encoder, where LoRA
+  // matrices may be, and Qwen-Image does not use its last block's text output. Their gradients are zero, as in a loop.
   std::vector<std::string> unread;
   for (size_t i = 0; i < g.values.size(); ++i) {
     if (g.values[i] || is_lora(g.of[i])) continue;
@@ -81,11 +149,12 @@ Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, Gr
   return g;
 }
 
-/// The mean over `accumulation` batches, which follow each other on axis 0 of every batched field.
-Gradients accumulate(const Task& task, StepGraph& s, const StepOptions& o, const Feed& feed, Rng rng) {
+/// Mean over `accumulation` batches, which are consecutive along axis 0 of every batched field.
+Gradients accumulate(const Task& task, StepGraph& s, const StepOptions& o, StateInputs& of_state, const Feed& feed,
+                     Rng rng) {
   const int64_t n = o.accumulation;
-  if (n == 1) return differentiate(task, s, o, *s.graph, feed, rng);
-  // The parameters, and with them the carry, are known only after the loss is traced: once for nothing.
+  if (n == 1) return differentiate(task, s, o, of_state, *s.graph, feed, rng);
+  // The parameters, and so the carry, are only known after tracing the loss, so it is traced once more.
   Gradients g;
   {
     Graph nowhere(s.graph->options());
@@ -117,7 +186,7 @@ Gradients accumulate(const Task& task, StepGraph& s, const StepOptions& o, const
   const ScanResult sums = scan(n, carry, [&](ScanStep& step, const std::vector<Tensor>& c) -> ScanResult {
     Feed one = feed;
     for (const auto& [name, t] : stacked) one[name] = step.slice(t);
-    Gradients part = differentiate(task, s, o, step.body(), one, rng.at(step.index()));
+    Gradients part = differentiate(task, s, o, of_state, step.body(), one, rng.at_step(step.index()));
     flops = s.flops;
     std::vector<Tensor> next = {c[0] + part.loss};
     for (size_t i = 0; i < part.values.size(); ++i)
@@ -133,7 +202,7 @@ Gradients accumulate(const Task& task, StepGraph& s, const StepOptions& o, const
   return g;
 }
 
-/// The means over all replicas, of loss and gradients in one call.
+/// Means of loss and gradients over all replicas, in one call.
 void average_over_replicas(Gradients& g, int64_t replicas) {
   std::vector<Tensor> values = {cast(g.loss, DType::f32)};
   std::vector<DimAxes> axes = {{}};
@@ -147,6 +216,38 @@ void average_over_replicas(Gradients& g, int64_t replicas) {
   g.loss = values[next++];
   for (Tensor& value : g.values)
     if (value) value = values[next++];
+}
+
+/// The peak learning rate of each parameter.
+std::vector<double> peak_rates(const StepOptions& o, const std::vector<Param>& params, bool has_own_rate) {
+  check(!has_own_rate || (o.rates_by_name.empty() && o.loraplus_ratio == 1), Code::invalid_config,
+        "optimizer={} with relative_step=True cannot be combined with network_reg_lrs and loraplus_lr_ratio: it finds "
+        "its own step sizes",
+        o.optim.optimizer);
+  std::vector<double> rates;
+  std::set<std::string> unread;
+  for (const auto& [expression, rate] : o.rates_by_name) unread.insert(expression);
+  for (const std::string& expression : o.frozen) unread.insert(expression);
+  for (const Param& p : params) {
+    double rate = o.optim.learning_rate;
+    if (auto component = o.learning_rates.find(p.model); component != o.learning_rates.end()) rate = component->second;
+    bool by_name = false;
+    for (const auto& [expression, named_rate] : o.rates_by_name)
+      if (named_by(expression, p)) {
+        unread.erase(expression);
+        if (!std::exchange(by_name, true)) rate = named_rate;
+      }
+    for (const std::string& expression : o.frozen)
+      if (named_by(expression, p)) unread.erase(expression);
+    if (is_second_lora_matrix(p)) rate *= o.loraplus_ratio;
+    rates.push_back(has_own_rate ? 1 : rate);
+  }
+  check(unread.empty() || o.per_model_step_count, Code::invalid_config,
+        "network_reg_lrs or frozen_layers: no trained parameter has '{}' in its name; expected as in '{}'",
+        unread.empty() ? "" : *unread.begin(), params.front().input);
+  check(std::ranges::any_of(params, [&](const Param& p) { return !is_frozen(o, p); }), Code::invalid_config,
+        "frozen_layers names every trained parameter; expected some to train");
+  return rates;
 }
 
 bool drops(const Graph& g) {
@@ -169,9 +270,10 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
     if (f.batched) f.shape.dims[0] *= o.accumulation;
     feed[f.name] = g.input(f.name, f.shape, f.batched ? axis::of_batch(f.shape.dims.size()) : LogicalAxes());
   }
-  Rng rng = Rng(key).at(step);
+  Rng rng = Rng(key).at_step(step);
   if (o.replicas > 1) rng = rng.with_rows(task.batch_rows(g.input("replica", {DType::s32, {}}), o.replicas));
-  Gradients gradients = accumulate(task, s, o, feed, rng);
+  StateInputs of_state(g, o);
+  Gradients gradients = accumulate(task, s, o, of_state, feed, rng);
   if (o.replicas > 1) average_over_replicas(gradients, o.replicas);
   check(o.scope.dropout == 0 || drops(g), Code::invalid_config,
         "dropout is {}, but {} has no dropout layers; set it to 0", o.scope.dropout, task.model());
@@ -183,30 +285,34 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   };
   Tensor updates = step;
   if (o.per_model_step_count) updates = g.input("updates/" + task.model(), {DType::s32, {}});
-  // One optimizer per component; none moves where one of them would not.
-  const std::unique_ptr<Optimizer> optimizer = make_optimizer(o.optim);
-  const std::vector<StateSlot> slots = optimizer->slots();
+  // One optimizer per component; if one of them cannot update, none does.
+  const Optimizer& optimizer = of_state.optimizer();
+  const std::vector<StateSlot>& slots = of_state.slots();
+  const std::vector<StateScalar> scalars = optimizer.scalars();
   struct Group {
     std::vector<Param> params;
     std::vector<Tensor> grads;
+    std::vector<double> rates;  // peak learning rates
     UpdateGroup values;
     ClippedGradients clipped;
   };
   std::map<std::string, Group> groups;
+  const std::vector<double> rates = peak_rates(o, gradients.of, optimizer.has_own_rate());
   for (size_t i = 0; i < gradients.of.size(); ++i) {
     const Param& p = gradients.of[i];
     Group& group = groups[p.model];
-    auto of_parameter = [&](const std::string& kind) {
-      return g.input(kind + p.input, {DType::f32, p.shape.dims}, p.axes);
-    };
     group.params.push_back(p);
-    group.grads.push_back(gradients.values[i]);
-    group.values.params.push_back(has_master(p, o) ? of_parameter(state_prefix::kMaster) : cast(p.value, DType::f32));
+    group.grads.push_back(is_frozen(o, p) ? Tensor() : gradients.values[i]);
+    group.rates.push_back(rates[i]);
+    group.values.params.push_back(of_state.value(p));
     group.values.slots.resize(slots.size());
-    for (size_t k = 0; k < slots.size(); ++k) group.values.slots[k].push_back(of_parameter(slots[k].prefix));
-    if (o.ema_decay > 0) group.values.averages.push_back(of_parameter(state_prefix::kAverage));
+    for (size_t k = 0; k < slots.size(); ++k) group.values.slots[k].push_back(widened(of_state(slots[k], p)));
+    if (o.ema_decay > 0) group.values.averages.push_back(of_state({state_prefix::kAverage}, p));
     group.values.axes.push_back(dim_axes(p.value, p.axes));
+    group.values.stacked.push_back(p.stacked);
   }
+  for (auto& [name, group] : groups)
+    for (const StateScalar& scalar : scalars) group.values.scalars.push_back(of_state.scalar(scalar, name));
   Tensor good = bit_and(healthy, is_finite(gradients.loss)), squares;
   for (auto& [name, group] : groups) {
     group.clipped = clip(g, o.optim, group.grads, group.values.axes);
@@ -214,15 +320,27 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
     const Tensor square_ = square(group.clipped.norm);
     squares = squares ? squares + square_ : square_;
   }
-  // The average begins with the first update and forgets it quickly: decay min(d, (1 + n) / (10 + n)), as diffusers'.
+  // The average starts with the first update and forgets it quickly: decay min(d, (1 + n) / (10 + n)), as in diffusers.
   Tensor n = cast(updates, DType::f32), keep;
   if (o.ema_decay > 0)
     keep = where(gt(n, scalar_like(n, 0)), minimum((n + 1.0) / (n + 10.0), scalar_like(n, o.ema_decay)),
                  scalar_like(n, 0));
   for (auto& [name, group] : groups) {
-    OptimConfig optim = o.optim;
-    if (auto rate = o.learning_rates.find(name); rate != o.learning_rates.end()) optim.learning_rate = rate->second;
-    group.values = apply_update(*optimizer, {learning_rate(optim, step), n, good, keep}, group.clipped, group.values);
+    // Compared by their bits, so that a NaN rate equals itself; the weights then show it.
+    std::set<uint64_t> different;
+    for (const double rate : group.rates) different.insert(std::bit_cast<uint64_t>(rate));
+    check(different.size() == 1 || !optimizer.is_joint(), Code::invalid_config,
+          "optimizer={} cannot be combined with network_reg_lrs and loraplus_lr_ratio: the weights of {} have one "
+          "learning rate",
+          o.optim.optimizer, name);
+    for (const uint64_t rate : different) {
+      OptimConfig optim = o.optim;
+      optim.learning_rate = std::bit_cast<double>(rate);
+      ClippedGradients part = group.clipped;
+      for (size_t i = 0; i < group.rates.size(); ++i)
+        if (std::bit_cast<uint64_t>(group.rates[i]) != rate) part.unclipped[i] = {};
+      group.values = apply_update(optimizer, {learning_rate(optim, step), n, good, keep}, part, group.values);
+    }
   }
 
   state("step", where(good, step + 1.0, step));
@@ -230,28 +348,49 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   if (o.per_model_step_count) state("updates/" + task.model(), where(good, updates + 1.0, updates));
   auto stored = [&](const std::string& component, const Group& group) {
     std::vector<Tensor> out;
-    const DType type = group.params[0].shape.dtype;  // of the component, or of all matrices of its LoRA
+    const DType type = group.params[0].shape.dtype;  // of the component, or of all its LoRA matrices
     if (is_low_precision(type) && narrow_update == LowPrecisionUpdate::stochastic_rounding)
       return round_stochastically(group.values.params, type,
-                                  Rng(key).at(step).for_("stochastic rounding").for_(component));
+                                  Rng(key).at_step(step).for_("stochastic rounding").for_(component));
     for (size_t i = 0; i < group.params.size(); ++i)
       out.push_back(cast(group.values.params[i], group.params[i].shape.dtype));
     return out;
   };
+  // Optimizers compute moments narrower than f32 in f32. Unchanged moments keep their values.
+  for (auto& [name, group] : groups)
+    for (size_t k = 0; k < slots.size(); ++k) {
+      std::vector<Tensor*> narrow;
+      std::vector<Tensor> values;
+      for (size_t i = 0; i < group.params.size(); ++i)
+        if (const auto array = state_array(slots[k], group.params[i], o); array && is_low_precision(array->shape.dtype))
+          narrow.push_back(&group.values.slots[k][i]), values.push_back(*narrow.back());
+      const std::vector<Tensor> rounded = round_stochastically(
+          values, DType::bf16, Rng(key).at_step(step).for_("moments").for_(slots[k].prefix).for_(name));
+      for (size_t i = 0; i < narrow.size(); ++i) *narrow[i] = rounded[i];
+    }
   for (auto& [name, group] : groups) {
     const std::vector<Tensor> weights = stored(name, group);
     for (size_t i = 0; i < group.params.size(); ++i) {
       const std::string& input = group.params[i].input;
       state(input, weights[i]);
       if (has_master(group.params[i], o)) state(state_prefix::kMaster + input, group.values.params[i]);
-      for (size_t k = 0; k < slots.size(); ++k) state(slots[k].prefix + input, group.values.slots[k][i]);
+      for (size_t k = 0; k < slots.size(); ++k)
+        if (group.values.slots[k][i]) state(slots[k].prefix + input, group.values.slots[k][i]);
       if (o.ema_decay > 0) state(state_prefix::kAverage + input, group.values.averages[i]);
     }
   }
+  for (auto& [name, group] : groups)
+    for (size_t k = 0; k < scalars.size(); ++k) {
+      state(scalars[k].prefix + name, group.values.scalars[k]);
+      if (scalars[k].metric)
+        g.output(groups.size() == 1 ? scalars[k].metric : scalars[k].metric + ("_" + name), group.values.scalars[k]);
+    }
   g.output("loss", gradients.loss);
   if (o.per_model_step_count) g.output("loss_" + task.model(), gradients.loss);
   g.output("grad_norm", groups.size() == 1 ? groups.begin()->second.clipped.norm : sqrt(squares));
-  g.output("learning_rate", learning_rate(o.optim, step));
+  OptimConfig shown = o.optim;
+  if (optimizer.has_own_rate()) shown.learning_rate = 1;
+  g.output("learning_rate", learning_rate(shown, step));
   return s;
 }
 
@@ -265,35 +404,66 @@ ParamTable in_f32(const ParamTable& params) {
 }
 
 std::vector<StateSlot> state_slots(const StepOptions& o) {
-  std::vector<StateSlot> slots = make_optimizer(o.optim)->slots();
+  std::vector<StateSlot> slots = optimizer_slots(o.optim);
   if (o.ema_decay > 0) slots.push_back({state_prefix::kAverage, StateSlot::Start::copy});
   return slots;
 }
 
-bool add_slots(const ParamTable& params, const std::vector<StateSlot>& slots, NamedShards& state) {
+std::optional<StateArray> state_array(const StateSlot& slot, const Param& p, const StepOptions& o) {
+  if (slot.prefix != std::string_view(state_prefix::kAverage) && is_frozen(o, p)) return std::nullopt;
+  return slot.array(form_of(p));
+}
+
+bool add_slots(const ParamTable& params, const std::vector<StateSlot>& slots, const StepOptions& o,
+               NamedShards& state) {
   bool any = false;
   for (const Param& p : params.params())
     for (const StateSlot& slot : slots) {
       if (!p.trainable || !state.contains(p.input) || state.contains(slot.prefix + p.input)) continue;
-      const ShardedArray start = state.at(p.input).cast(DType::f32);
-      state[slot.prefix + p.input] = slot.start == StateSlot::Start::copy ? start : start.zeros();
+      const std::optional<StateArray> array = state_array(slot, p, o);
+      if (!array) continue;
+      const ShardedArray& value = state.at(p.input);
+      ShardedArray start;
+      if (slot.start == StateSlot::Start::copy)
+        start = value.cast(array->shape.dtype);
+      else if (array->shape.dims == value.shape.dims)
+        start = ShardedArray(array->shape, value.shards).zeros();
+      else  // arrays with other dims are small, or whole on every device
+        start = ShardedArray(array->shape, {{Slice::all(array->shape.dims), {}}}).zeros();
+      state[slot.prefix + p.input] = std::move(start);
       any = true;
     }
   return any;
 }
 
+bool add_scalars(const ParamTable& params, const StepOptions& o, NamedShards& state) {
+  bool any = false;
+  std::set<std::string> components;
+  for (const Param& p : params.params())
+    if (p.trainable && state.contains(p.input)) components.insert(p.model);
+  for (const StateScalar& scalar : make_optimizer(o.optim)->scalars())
+    for (const std::string& component : components) {
+      const auto start = static_cast<float>(scalar.start);
+      any |= state.try_emplace(scalar.prefix + component, HostArray::of<float>({DType::f32, {}}, {&start, 1})).second;
+    }
+  return any;
+}
+
 NamedShards initial_state(const ParamTable& params, NamedShards values, const StepOptions& o) {
-  add_slots(params, state_slots(o), values);
+  add_slots(params, state_slots(o), o, values);
+  add_scalars(params, o, values);
   return restored_state(params, std::move(values), o);
 }
 
 NamedShards restored_state(const ParamTable& params, NamedShards state, const StepOptions& o) {
-  std::vector<StateSlot> f32 = state_slots(o);
-  f32.push_back({state_prefix::kMaster});
+  std::vector<StateSlot> all = state_slots(o);
+  all.push_back({state_prefix::kMaster});
   for (const Param& p : params.params()) {
     if (!p.trainable) continue;
-    for (const StateSlot& slot : f32)
-      if (auto a = state.find(slot.prefix + p.input); a != state.end()) a->second = a->second.cast(DType::f32);
+    for (const StateSlot& slot : all)
+      if (auto a = state.find(slot.prefix + p.input); a != state.end())
+        if (const std::optional<StateArray> array = slot.array(form_of(p)))
+          a->second = a->second.cast(array->shape.dtype);
     const auto value = state.find(p.input);
     if (has_master(p, o) && value != state.end())
       state.try_emplace(state_prefix::kMaster + p.input, value->second.cast(DType::f32));

@@ -10,10 +10,11 @@
 namespace md {
 namespace {
 
-/// The lists that an update changes, as kernels take them.
-std::vector<std::vector<Tensor>*> changing(UpdateGroup& group) {
+/// The lists that an update changes, in the order of the kernels' operands.
+std::vector<std::vector<Tensor>*> changing(UpdateGroup& group, const std::vector<size_t>& slots = {}) {
   std::vector<std::vector<Tensor>*> lists = {&group.params};
-  for (std::vector<Tensor>& slot : group.slots) lists.push_back(&slot);
+  for (size_t k = 0; k < group.slots.size(); ++k)
+    if (slots.empty() || std::ranges::count(slots, k) > 0) lists.push_back(&group.slots[k]);
   if (!group.averages.empty()) lists.push_back(&group.averages);
   return lists;
 }
@@ -21,14 +22,14 @@ std::vector<std::vector<Tensor>*> changing(UpdateGroup& group) {
 /// The parameters that have a gradient.
 std::vector<size_t> live(const ClippedGradients& grads, UpdateGroup& group) {
   std::vector<size_t> found;
-  for (size_t i = 0; i < grads.given.size(); ++i) {
-    if (!grads.given[i]) continue;
+  for (size_t i = 0; i < grads.unclipped.size(); ++i) {
+    if (!grads.unclipped[i]) continue;
     for (const auto* list : changing(group)) {
-      check(list->size() == grads.given.size(), Code::internal, "update: {} arrays for {} gradients", list->size(),
-            grads.given.size());
-      check((*list)[i].shape() == grads.given[i].shape(), Code::internal, "update: {} for a gradient {}",
-            to_string((*list)[i].shape()), to_string(grads.given[i].shape()));
+      check(list->size() == grads.unclipped.size(), Code::internal, "update: {} arrays for {} gradients", list->size(),
+            grads.unclipped.size());
     }
+    check(group.params[i].shape() == grads.unclipped[i].shape(), Code::internal, "update: {} for a gradient {}",
+          to_string(group.params[i].shape()), to_string(grads.unclipped[i].shape()));
     found.push_back(i);
   }
   return found;
@@ -36,13 +37,14 @@ std::vector<size_t> live(const ClippedGradients& grads, UpdateGroup& group) {
 
 void update_by_kernel(const FusedCall& fused, const ClippedGradients& grads, const std::vector<size_t>& live,
                       UpdateGroup& group) {
-  const auto lists = changing(group);
+  const auto lists = changing(group, fused.slots);
   for (size_t from = 0; from < live.size(); from += kPerCall) {
     const size_t to = std::min(live.size(), from + kPerCall), n = to - from;
     std::vector<Tensor> operands = {fused.scalars};
     std::vector<DimAxes> axes = {{}};
     std::vector<Tensor*> outputs;
-    for (size_t i = from; i < to; ++i) operands.push_back(grads.given[live[i]]), axes.push_back(group.axes[live[i]]);
+    for (size_t i = from; i < to; ++i)
+      operands.push_back(grads.unclipped[live[i]]), axes.push_back(group.axes[live[i]]);
     for (auto* list : lists)
       for (size_t i = from; i < to; ++i) {
         operands.push_back((*list)[live[i]]);
@@ -66,27 +68,44 @@ void update_by_kernel(const FusedCall& fused, const ClippedGradients& grads, con
 
 UpdateGroup apply_update(const Optimizer& optimizer, const StepScalars& s, const ClippedGradients& grads,
                          UpdateGroup group) {
-  const std::vector<size_t> all = live(grads, group);
+  std::vector<size_t> all = live(grads, group);
   if (all.empty()) return group;
-  if (kernels_support_shards({grads.given[all[0]]})) {
+  const auto state_of = [&](size_t i) {
+    ParamState p{.value = group.params[i], .gradient = {}, .slots = {}};
+    if (!group.stacked.empty()) p.stacked = group.stacked[i];
+    for (const auto& slot : group.slots) p.slots.push_back(slot[i]);
+    return p;
+  };
+  if (kernels_support_shards({grads.unclipped[all[0]]})) {
     const Tensor factor = grads.factor ? grads.factor : scalar_like(s.learning_rate, 1.0);
-    if (const auto fused = optimizer.fused(s, grads.max_value, factor)) {
+    const auto fused = optimizer.fused(s, grads.max_value, factor);
+    if (fused && (!fused->whole || factor.graph().options().one_device())) {
+      std::vector<size_t> others;
+      if (fused->takes)
+        std::ranges::copy_if(all, std::back_inserter(others), [&](size_t i) { return !fused->takes(state_of(i)); });
+      std::erase_if(all, [&](size_t i) { return std::ranges::count(others, i) > 0; });
       update_by_kernel(*fused, grads, all, group);
-      return group;
+      if (others.empty()) return group;
+      all = others;
     }
   }
-  const UpdateRule rule = optimizer.rule(s);
+  GroupState moved{.params = {}, .scalars = group.scalars};
   for (const size_t i : all) {
-    std::vector<Tensor> slots;
-    for (const auto& slot : group.slots) slots.push_back(slot[i]);
-    const std::vector<Tensor> moved = rule(group.params[i], grads.clipped(i), slots);
-    check(moved.size() == 1 + slots.size(), Code::internal, "an optimizer of {} slots returns {} arrays", slots.size(),
-          moved.size());
-    const auto change = [&](Tensor& value, Tensor after) { value = where(s.applied, after, value); };
-    if (!group.averages.empty()) change(group.averages[i], moved[0] + (group.averages[i] - moved[0]) * s.keep);
-    change(group.params[i], moved[0]);
-    for (size_t k = 0; k < slots.size(); ++k) change(group.slots[k][i], moved[k + 1]);
+    moved.params.push_back(state_of(i));
+    moved.params.back().gradient = grads.clipped(i);
   }
+  moved = optimizer.update(s, std::move(moved));
+  const auto change = [&](Tensor& value, Tensor after) {
+    if (value) value = where(s.applied, after, value);
+  };
+  for (size_t k = 0; k < all.size(); ++k) {
+    const size_t i = all[k];
+    const ParamState& now = moved.params[k];
+    if (!group.averages.empty()) change(group.averages[i], now.value + (group.averages[i] - now.value) * s.keep);
+    change(group.params[i], now.value);
+    for (size_t slot = 0; slot < group.slots.size(); ++slot) change(group.slots[slot][i], now.slots[slot]);
+  }
+  for (size_t k = 0; k < group.scalars.size(); ++k) change(group.scalars[k], moved.scalars[k]);
   return group;
 }
 

@@ -1,5 +1,5 @@
-// Attention on NVIDIA GPUs: the calls of cuDNN's kernel as text, when they are made, and, compiled for GPUs that are
-// not here, that nothing is gathered for them. The results need a GPU.
+// Attention on NVIDIA GPUs: the text of cuDNN's custom calls and the conditions for them. Compiles for GPUs that this
+// machine does not have and checks that nothing is gathered. The results need a GPU.
 #include <fmt/core.h>
 
 #include "maxdiffusion/mesh/axis_rules.h"
@@ -8,6 +8,7 @@
 #include "maxdiffusion/pjrt/topology.h"
 #include "tests/autodiff/gradient_check.h"
 #include "tests/autodiff/mesh_attention.h"
+#include "tests/topology.h"
 
 namespace md {
 namespace {
@@ -21,7 +22,7 @@ GraphOptions on_gpu() {
   return o;
 }
 
-/// Attention and the gradients of a sum of it, of `queries` over `keys`.
+/// Traces attention and the gradients of its sum, with shapes `queries` and `keys`.
 void trace(Graph& g, const Shape& queries, const Shape& keys, const AttentionOptions& o) {
   const Tensor q = g.input("q", queries), k = g.input("k", keys), v = g.input("v", keys);
   const Tensor y = attention(q, k, v, o);
@@ -36,7 +37,7 @@ std::string text_of(const Shape& queries, const Shape& keys, const AttentionOpti
   return to_stablehlo(g);
 }
 
-/// The statement that calls `target`, from that name on, without its location; quotes inside texts as quotes.
+/// The statement that calls `target`, starting at that name, without its location and with quotes unescaped.
 std::string call_of(const std::string& text, const std::string& target) {
   const size_t at = text.find("call_target_name = \"" + target + "\""), end = text.find('\n', at);
   if (at == text.npos) return "";
@@ -46,7 +47,7 @@ std::string call_of(const std::string& text, const std::string& target) {
   return call;
 }
 
-/// The members of the calls' configurations that say the same forward and back.
+/// The members of the backend configuration that are equal in the forward and backward calls.
 const std::string kConfig =
     R"(backend_config = "{"operation_queue_id":"0","wait_on_operation_queues":[],"cudnn_fmha_backend_config":{)"
     R"("algorithm":{"algo_id":"0","math_type":"TENSOR_OP_MATH","tuning_knobs":{"17":"1","24":"0"},)"
@@ -117,7 +118,7 @@ TEST(CudnnAttention, IsTakenWhereCudnnCan) {
   EXPECT_EQ(count(text_of(shape, shape, mesh_attention_options("flash", true)), kCudnnAttentionCall), 2);
 }
 
-/// Custom calls and collectives of attention and its gradient, compiled for eight H100.
+/// Compiles attention and its gradient for eight H100; returns custom calls and collectives.
 AheadOfTime compiled(const pjrt::Topology& gpus, const MeshConfig& config, const char* kernel, int64_t keys) {
   const Mesh mesh = Mesh::make(config, topology(gpus));
   const AxisRules rules = AxisRules::defaults();
@@ -141,12 +142,12 @@ TEST(CudnnAttention, AheadOfTimeProgramsGatherNothing) {
   } catch (const Error&) {
     GTEST_SKIP() << "jax-cuda13-pjrt is not there (cmake/wheels_gpu.txt); attention is not compiled for GPUs";
   }
-  const pjrt::Topology gpus = pjrt::Topology::create("gpu", "1x1x8", path, 1, "h100");
+  const pjrt::Topology gpus = absent_devices("gpu", "1x1x8", path, 1, "h100");
   EXPECT_TRUE(graph_options(Mesh::single(), topology(gpus)).cudnn_attention);
   struct Case {
     const char* kernel;
     MeshConfig mesh;
-    std::vector<std::string> kinds;  // of collectives that bring keys to queries
+    std::vector<std::string> kinds;  // of collectives that send keys to queries
   };
   for (const Case& c :
        {Case{"flash", {.ici_data_parallelism = 2, .ici_fsdp_parallelism = 2, .ici_tensor_parallelism = 2}, {}},

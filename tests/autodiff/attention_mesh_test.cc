@@ -1,4 +1,4 @@
-// Attention on meshes of eight virtual devices gives the results and gradients of one device, however keys travel.
+// Attention on meshes of eight virtual devices has the results and gradients of one device, however keys are exchanged.
 
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/mesh/axis_rules.h"
@@ -14,7 +14,8 @@ struct Case {
   const char* name;
   int64_t queries, keys;
   bool causal;
-  bool lengths = false;  // of the samples' keys: all, and fewer and fewer
+  bool lengths = false;  // key lengths per sample: all, then fewer and fewer
+  int64_t group = 1;     // query heads per key head
 };
 constexpr Case kCases[] = {{"self", 16, 16, false},
                            {"odd self", 13, 13, false},
@@ -22,14 +23,18 @@ constexpr Case kCases[] = {{"self", 16, 16, false},
                            {"cross", 16, 5, false},
                            {"lengths", 13, 13, false, true},
                            {"causal lengths", 16, 16, true, true},
-                           {"cross lengths", 16, 5, false, true}};
+                           {"cross lengths", 16, 5, false, true},
+                           {"pairs of heads", 16, 16, true, false, 2},
+                           {"fours of heads", 13, 13, true, false, 4}};
 constexpr const char* kKernels[] = {"dot_product", "flash", "ring", "ulysses", "ulysses_ring"};
 
-/// For each case and kernel: y and the gradients of a function of y by q, k and v. Inputs of a case lie in 0, 1, 2.
+/// Outputs of each case and kernel: y and the gradients of a function of y by q, k and v. Inputs 3·i to 3·i + 2 are q,
+/// k and v of case i.
 Traced attentions(DType type, const std::vector<const char*>& kernels, int64_t heads) {
   std::vector<Shape> shapes;
   for (const Case& c : kCases)
-    for (int64_t length : {c.queries, c.keys, c.keys}) shapes.push_back({type, {4, length, heads, 6}});
+    for (const auto& [length, group] : {std::pair{c.queries, int64_t{1}}, {c.keys, c.group}, {c.keys, c.group}})
+      shapes.push_back({type, {4, length, heads / group, 6}});
   return {shapes, [kernels](Graph& g, const std::vector<Tensor>& x) {
             std::vector<Tensor> out;
             for (size_t i = 0; i < std::size(kCases); ++i)
@@ -107,18 +112,18 @@ TEST_P(AttentionMesh, GivesResultsAndGradientsOfOneDevice) {
 TEST(AttentionMesh, UsesTheCpuKernelOnEachDevice) {
   const Devices devices = open({"", 1, 1, 4, 2});
   expect_as_one_device(devices, DType::f32,
-                       1e-4);  // gradients of these waves are differences of numbers 1000 times theirs
+                       1e-4);  // gradients of these waves are differences of numbers 1000 times larger
   const AxisRules rules = AxisRules::defaults();
   Graph g(devices.graph_options(&rules));
   attentions(DType::f32, {"ring"}, 8).trace(g);
-  // Cross attention, the self attention that divides, and those with lengths that are not causal; positions are told to
-  // the others.
+  // The kernel runs cross attention, the divisible self attention, and non-causal attention with lengths; the other
+  // cases pass positions and run composed.
   EXPECT_EQ(count(to_stablehlo(g), std::string("@") + kAttentionKernel + "\""), 0);
   EXPECT_EQ(count(to_stablehlo(g), std::string("\"") + kAttentionKernel + "\""), 4);
   EXPECT_EQ(count(to_stablehlo(g), std::string("\"") + kAttentionGradKernel + "\""), 4);
 }
 
-/// The compiler's text before it is partitioned, of self attention and its gradient.
+/// The program's text before partitioning, for self attention and its gradient.
 std::string text_of(const char* kernel, int64_t heads) {
   const AxisRules rules = AxisRules::defaults();
   Graph g(open({"", 1, 1, 4, 2}).graph_options(&rules));
@@ -133,11 +138,11 @@ std::string text_of(const char* kernel, int64_t heads) {
 TEST(AttentionMesh, KernelNameSelectsTheCollectives) {
   struct Collectives {
     const char* kernel;
-    int64_t heads;  // half of them on a device, before 4 share a sequence
+    int64_t heads;  // half of them per device, before 4 share a sequence
     int gathered, scattered, passed, exchanged;
   };
-  // Gathered: k and v, again on the way back. Passed on: k, v; on the way back also dk, dv. Exchanged: q, k, v, y; on
-  // the way back q, k, v, y, dy, and dq, dk, dv.
+  // Gathered: k and v, again in the backward pass. Passed on: k, v; in the backward pass also dk, dv. Exchanged: q, k,
+  // v, y; in the backward pass q, k, v, y, dy, and dq, dk, dv.
   for (const Collectives& c : {Collectives{"flash", 8, 0, 0, 0, 12},
                                {"flash", 6, 4, 2, 0, 0},
                                {"ring", 8, 0, 0, 6, 0},

@@ -13,7 +13,7 @@ namespace {
 
 using namespace gradient_check;  // NOLINT
 
-/// softmax(scale · q·kᵀ + bias) · v on the host, in double.
+/// Computes softmax(scale · q·kᵀ + bias) · v on the host in double.
 std::vector<double> expected(const std::vector<HostArray>& in, bool causal, double scale, bool bias) {
   const Dims q = in[0].dims(), k = in[1].dims();
   const auto Q = in[0].to_doubles(), K = in[1].to_doubles(), V = in[2].to_doubles();
@@ -83,7 +83,7 @@ TEST_P(Attention, GradientEqualsFiniteDifferences) {
       });
 }
 
-/// Positions in a place of a mask of 1 where the key is one of the sample's first `lengths`, 0 where it is not.
+/// A mask [B, 1, 1, keys]: 0 for the first `lengths` keys of each sample, −1e30 for the others.
 HostArray mask_of(const std::vector<int32_t>& lengths, int64_t keys) {
   HostArray mask(f64({std::ssize(lengths), 1, 1, keys}));
   auto v = mask.mutable_view<double>();
@@ -198,7 +198,7 @@ TEST(AttentionBlocks, OfAnySizeGiveTheSame) {
   }
 }
 
-// 29 and 31 are prime: blocks of keys end in zeros.
+// Lengths 29 and 31 are prime: blocks of keys are padded with zeros.
 // S0-39
 TEST(AttentionBlocks, OfLengthsThatNothingDividesGiveTheSame) {
   for (const bool causal : {false, true}) {
@@ -232,7 +232,7 @@ std::string from_base64(std::string_view text) {
   return bytes;
 }
 
-/// The kernels that a program for such a TPU calls, by name: attention and gradients of one head of 75,600 tokens.
+/// Kernels, by name, that a program for this kind of TPU calls: attention and gradients of one head of 75,600 tokens.
 std::map<std::string, std::string> kernels_on(const std::string& kind, const AttentionBlocks& blocks = {}) {
   GraphOptions on;
   on.platform = Platform::tpu;
@@ -275,13 +275,13 @@ TEST(AttentionBlocks, DefaultsOfChipsAreTheDocumentedOnes) {
 // S0-42, S0-46…48, S0-51, S0-55…57
 TEST(AttentionBlocks, OfTheKeysAreThoseOfKernels) {
   using Fused = AttentionBlocks::Fused;
-  auto own = kernels_on("TPU v5", {512, 768, 256, 1280, 384, 640, 128, 896, Fused::no});
-  EXPECT_EQ(blocks_of(own["attention"]), "512x768");
-  EXPECT_GT(count(own["attention"], "vector<512x384xf32>"), 0);
-  EXPECT_EQ(blocks_of(own["attention_dkv"]), "256x1280");
-  EXPECT_GT(count(own["attention_dkv"], "vector<640x256xf32>"), 0);
-  EXPECT_EQ(blocks_of(own["attention_dq"]), "128x896");
-  EXPECT_FALSE(own.contains("attention_gradient"));
+  auto blocks = kernels_on("TPU v5", {512, 768, 256, 1280, 384, 640, 128, 896, Fused::no});
+  EXPECT_EQ(blocks_of(blocks["attention"]), "512x768");
+  EXPECT_GT(count(blocks["attention"], "vector<512x384xf32>"), 0);
+  EXPECT_EQ(blocks_of(blocks["attention_dkv"]), "256x1280");
+  EXPECT_GT(count(blocks["attention_dkv"], "vector<640x256xf32>"), 0);
+  EXPECT_EQ(blocks_of(blocks["attention_dq"]), "128x896");
+  EXPECT_FALSE(blocks.contains("attention_gradient"));
 }
 
 TEST(AttentionBlocks, ThatNoKernelHasAreRefusedWithTheNearestThatOneHas) {
@@ -320,8 +320,8 @@ TEST(AttentionBlocks, NoEffectIsLoggedIfAKernelChooses) {
   const Shape shape{DType::bf16, {1, 512, 2, 64}};
   testing::internal::CaptureStderr();
   attention(g.input("q", shape), g.input("k", shape), g.input("v", shape), {.kernel = "flash", .blocks = {512, 512}});
-  const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find("flash_block_sizes has no effect where attention is cuDNN"), said.npos) << said;
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("flash_block_sizes is ignored where attention is cuDNN"), log.npos) << log;
 }
 
 // S0-61, S2-18, S4-17
@@ -335,9 +335,9 @@ TEST(AttentionTable, FlashKeepsNoLogits) {
         .trace(g);
     return compile(devices(), g, {.jax_cache_dir = "off"}, "attention").memory()->temporary;
   };
-  // dot_product has logits, 32 times an array of the sequence, forward and back. Flash has no more than the result, its
-  // gradient, those of three inputs, and what lies with heads first of eight such arrays.
-  const int64_t array = 1024 * 8 * 32 * 4, logits = 8 * int64_t{1024} * 1024 * 4, flash = temporary("flash"),
+  // dot_product keeps logits, 32 times an array of the sequence, forward and backward. Flash needs at most the result,
+  // its gradient, those of three inputs, and heads-first copies of eight such arrays.
+  const int64_t array = int64_t{1024} * 8 * 32 * 4, logits = 8 * int64_t{1024} * 1024 * 4, flash = temporary("flash"),
                 whole = temporary("dot_product");
   fmt::print("  flash {} arrays of a sequence, dot_product {}, logits {}\n", static_cast<double>(flash) / array,
              static_cast<double>(whole) / array, logits / array);
@@ -345,7 +345,7 @@ TEST(AttentionTable, FlashKeepsNoLogits) {
   EXPECT_LT(flash, logits / 2);
 }
 
-// As with a CPU plugin that calls no kernels of ours: an image of 1024 has such lengths.
+// As on a CPU plugin that cannot call our kernels; images of 1024 pixels have such lengths.
 TEST(AttentionTable, OfACpuKeepsNoLogitsThatFillItsMemory) {
   auto stores_logits = [](Platform platform, int64_t length) {
     GraphOptions on;
@@ -361,7 +361,7 @@ TEST(AttentionTable, OfACpuKeepsNoLogitsThatFillItsMemory) {
   EXPECT_TRUE(stores_logits(Platform::tpu, 16384)) << "which may be told attention=flash";
 }
 
-// Of each layer: its logits are 8 MiB, its queries 0.25.
+// One layer has 8 MiB of logits and 0.25 MiB of queries.
 TEST(AttentionTable, DotProductKeepsNoLogitsForTheWayBack) {
   auto temporary = [](int layers) {
     Graph g;
@@ -397,7 +397,7 @@ TEST(AttentionTable, DotProductInALoopSharesLogitsWithRecomputation) {
 
 // S0-62, S2-22
 TEST(AttentionTable, LogsOnceThatFlashIsDotProduct) {
-  auto said = [](int64_t devices, AttentionOptions o) {
+  auto message = [](int64_t devices, AttentionOptions o) {
     GraphOptions options;
     if (devices > 1) options.mesh_axes = {{"data", devices}};
     Graph g(options);
@@ -407,19 +407,19 @@ TEST(AttentionTable, LogsOnceThatFlashIsDotProduct) {
     attention(q, q, q, o);
     return testing::internal::GetCapturedStderr();
   };
-  EXPECT_EQ(said(1, {.kernel = "flash"}), "");
-  EXPECT_EQ(said(2, {.kernel = "dot_product"}), "");
-  const std::string first = said(2, {.kernel = "flash"});
+  EXPECT_EQ(message(1, {.kernel = "flash"}), "");
+  EXPECT_EQ(message(2, {.kernel = "dot_product"}), "");
+  const std::string first = message(2, {.kernel = "flash"});
   EXPECT_NE(first.find("attention=flash: dot_product is used where the model sets no "
                        "logical axes of attention"),
             std::string::npos)
       << first;
-  EXPECT_EQ(said(2, {.kernel = "flash"}), "");
-  EXPECT_NE(said(2, {.kernel = "tokamax_flash"}).find("attention=tokamax_flash: dot_product"), std::string::npos);
-  EXPECT_EQ(said(1, {.kernel = "flash", .flash_min_seq_length = 512}), "");  // the length itself
-  EXPECT_NE(said(1, {.kernel = "flash", .flash_min_seq_length = 513}).find("where a length is below"),
+  EXPECT_EQ(message(2, {.kernel = "flash"}), "");
+  EXPECT_NE(message(2, {.kernel = "tokamax_flash"}).find("attention=tokamax_flash: dot_product"), std::string::npos);
+  EXPECT_EQ(message(1, {.kernel = "flash", .flash_min_seq_length = 512}), "");  // the length itself
+  EXPECT_NE(message(1, {.kernel = "flash", .flash_min_seq_length = 513}).find("where a length is below"),
             std::string::npos);
-  EXPECT_NE(said(1, {.kernel = "flash", .causal = true}).find("where there is a bias"), std::string::npos);
+  EXPECT_NE(message(1, {.kernel = "flash", .causal = true}).find("where there is a bias"), std::string::npos);
 }
 
 // S4-17

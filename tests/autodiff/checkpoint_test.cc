@@ -34,7 +34,7 @@ TEST(Checkpoint, RegionIsRecomputedBehindOneBarrier) {
   EXPECT_EQ(count(full, "stablehlo.tanh"), 8);
   EXPECT_EQ(count(none, "stablehlo.tanh"), 4);
   EXPECT_EQ(count(full, "stablehlo.optimization_barrier"), 4);
-  // Two dots forward, one of them again (the second one's result is not needed), four backward; none dead.
+  // Two dots forward, one recomputed (the second one's result is not needed), four backward; none dead.
   EXPECT_EQ(count(full, "stablehlo.dot_general"), 4 * 7);
   EXPECT_EQ(count(none, "stablehlo.dot_general"), 4 * 6);
 }
@@ -84,11 +84,11 @@ TEST(Checkpoint, NamedPoliciesKeepWhatTheySay) {
     };
   };
   const std::vector<Shape> shapes = {f32({2, 4, 8}), f32({8, 8}), f32({8, 8})};
-  const auto wanted = with_gradients(shapes, named_chain({})).run();
+  const auto expected = with_gradients(shapes, named_chain({})).run();
   struct Case {
     const char* name;
     RematNames names;
-    int dots, tanhs;  // beyond those without recomputation
+    int dots, tanhs;  // in addition to those without recomputation
   };
   for (const Case& c : {Case{"NONE", {}, 0, 0}, Case{"FULL", {}, 8, 2}, Case{"MATMUL_WITHOUT_BATCH", {}, 4, 2},
                         Case{"OFFLOAD_MATMUL_WITHOUT_BATCH", {}, 4, 2},
@@ -101,13 +101,13 @@ TEST(Checkpoint, NamedPoliciesKeepWhatTheySay) {
     EXPECT_EQ(count(text, "stablehlo.dot_general") - count(none, "stablehlo.dot_general"), c.dots) << c.name;
     EXPECT_EQ(count(text, "stablehlo.tanh") - count(none, "stablehlo.tanh"), c.tanhs) << c.name;
     const auto found = traced.run();
-    for (size_t i = 0; i < wanted.size(); ++i)
-      expect_close(found[i].to_doubles(), wanted[i].to_doubles(), 1e-5, c.name + (" " + std::to_string(i)));
+    for (size_t i = 0; i < expected.size(); ++i)
+      expect_close(found[i].to_doubles(), expected[i].to_doubles(), 1e-5, c.name + (" " + std::to_string(i)));
   }
 }
 
 TEST(Checkpoint, NameAppliesToAllResultsOfAnOperation) {
-  // Two names on a reshaped result of a function with a gradient of its own, which reads its other result as well.
+  // Two names on a reshaped result of a function with a custom gradient that also reads its other result.
   auto loss = [](const RematPolicy& policy) -> Loss {
     return [=](Graph&, const std::vector<Tensor>& x) {
       return sum(checkpoint(
@@ -128,15 +128,15 @@ TEST(Checkpoint, NameAppliesToAllResultsOfAnOperation) {
     };
   };
   const std::vector<Shape> shapes = {f64({2, 3})};
-  const auto wanted = with_gradients(shapes, loss({})).run();
+  const auto expected = with_gradients(shapes, loss({})).run();
   for (const RematNames& names : {RematNames{{"self_attn"}, {}}, RematNames{{"attn_output"}, {}},
                                   RematNames{{}, {"attn_output"}}, RematNames{{"self_attn"}, {"attn_output"}}}) {
     const auto traced = with_gradients(shapes, loss(remat_policy("CUSTOM", names)));
     EXPECT_EQ(count(traced.text(), "stablehlo.tanh"), 1);
     EXPECT_EQ(count(traced.text(), "stablehlo.exponential"), 1);
-    EXPECT_EQ(traced.run()[1].to_doubles(), wanted[1].to_doubles());
+    EXPECT_EQ(traced.run()[1].to_doubles(), expected[1].to_doubles());
     Graph tpu(GraphOptions{.platform = Platform::tpu});
-    traced.trace(tpu);  // both results go to the host and come back, unless one of the names keeps them here
+    traced.trace(tpu);  // both results are offloaded, unless a name saves them
     EXPECT_EQ(count(to_stablehlo(tpu), "annotate_device_placement"), names.saved.empty() ? 4 : 0);
   }
   EXPECT_EQ(count(with_gradients(shapes, loss(remat_policy("FULL"))).text(), "stablehlo.exponential"), 2);
@@ -148,7 +148,7 @@ TEST(Checkpoint, OffloadsOnceAndLoadsForEachUse) {
     return chain(3, remat_policy("OFFLOAD_MATMUL_WITHOUT_BATCH"))(graph, x);
   }).trace(g);
   const std::string text = to_stablehlo(g);
-  // Of two products in a block only the first one is read on the way back.
+  // The backward pass reads only the first of a block's two products.
   EXPECT_EQ(count(text, "_xla_buffer_placement = \"pinned_host\""), 3);
   EXPECT_EQ(count(text, "_xla_buffer_placement = \"device\""), 3);
   EXPECT_EQ(count(text, "stablehlo.tanh"), 6);
@@ -175,7 +175,7 @@ TEST(Checkpoint, RegionsNest) {
   const std::vector<Shape> shapes = {f64({2, 3}), f64({3, 3}), f64({3, 3})};
   for (const RematPolicy& outer : {RematPolicy(), full})
     for (const RematPolicy& inner : {RematPolicy(), full}) check_gradients(shapes, loss(outer, inner));
-  // Forward 2, copied with the outer region 2, and again per inner region 2.
+  // Forward 2, recomputed with the outer region 2, and with each inner region 2.
   EXPECT_EQ(count(with_gradients(shapes, loss(full, full)).text(), "stablehlo.tanh"), 6);
   EXPECT_EQ(count(with_gradients(shapes, loss(full, {})).text(), "stablehlo.tanh"), 4);
 }

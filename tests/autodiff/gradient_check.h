@@ -1,4 +1,4 @@
-// Judges for gradients: programs run on the real plugin, derivatives by finite differences in f64.
+// Gradient checks: run programs on the real plugin and compare with finite differences in f64.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -66,11 +66,11 @@ using Loss = std::function<Tensor(Graph&, const std::vector<Tensor>&)>;
 inline Traced with_gradients(std::vector<Shape> shapes, const Loss& loss) {
   return {std::move(shapes), [loss](Graph& g, const std::vector<Tensor>& xs) {
             Tensor y = loss(g, xs);
-            std::vector<Tensor> out = {y}, wanted;
+            std::vector<Tensor> out = {y}, expected;
             for (Tensor x : xs)
-              if (is_float(x.dtype())) wanted.push_back(x);
-            auto grads = grad(y, wanted);
-            for (size_t i = 0; i < grads.size(); ++i) out.push_back(grads[i] ? grads[i] : zeros_like(wanted[i]));
+              if (is_float(x.dtype())) expected.push_back(x);
+            auto grads = grad(y, expected);
+            for (size_t i = 0; i < grads.size(); ++i) out.push_back(grads[i] ? grads[i] : zeros_like(expected[i]));
             return out;
           }};
 }

@@ -1,4 +1,4 @@
-// For tests of attention on meshes: options that say how it lies there.
+// Attention options for tests on meshes.
 #pragma once
 
 #include "maxdiffusion/mesh/logical_axes.h"
@@ -6,7 +6,7 @@
 
 namespace md {
 
-/// By the rules' names of the axes, of any length.
+/// Names the axes as the rules do; any sequence length.
 inline AttentionOptions mesh_attention_options(const char* kernel, bool causal = false) {
   return {.kernel = kernel,
           .flash_min_seq_length = 0,

@@ -1,5 +1,5 @@
-// What policies offload waits in the host's memory: compiled for TPUs that are not here, by the compiler's statistics.
-// Needs libtpu, which `./run test` fetches.
+// Values that a policy offloads are stored in host memory: compiled for TPUs that this machine does not have and
+// checked by the compiler's statistics. Needs libtpu, which `./run test` fetches.
 #include <fmt/core.h>
 
 #include "maxdiffusion/autodiff/named_values.h"
@@ -7,6 +7,7 @@
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/pjrt/topology.h"
 #include "tests/autodiff/gradient_check.h"
+#include "tests/topology.h"
 
 namespace md {
 namespace {
@@ -15,7 +16,7 @@ using namespace gradient_check;  // NOLINT
 
 constexpr int64_t kLayers = 8, kRows = 4096, kWidth = 512, kHidden = 1024;
 
-/// The gradients of layers of two products with an activation between, in a loop over their stacked weights.
+/// Traces the gradients of layers of two products with an activation between, in a loop over their stacked weights.
 void trace(Graph& g, const RematPolicy& policy) {
   const Tensor x = g.input("x", f32({kRows, kWidth}), {axis::kBatch, ""}),
                first = g.input("first", f32({kLayers, kWidth, kHidden}), {"", "", ""}),
@@ -32,9 +33,9 @@ void trace(Graph& g, const RematPolicy& policy) {
   for (Tensor t : grad(mean(square(r.carry[0])), {first, second})) g.output(std::to_string(i++), t);
 }
 
-/// On four devices that share the rows.
+/// Compiles for four devices that split the rows.
 MemoryPlan on_tpus(const RematNames& names) {
-  static const pjrt::Topology tpus = pjrt::Topology::create("tpu", "v5p:2x2x1");
+  static const pjrt::Topology tpus = absent_devices("tpu", "v5p:2x2x1");
   const Mesh mesh = Mesh::make({}, topology(tpus));
   const AxisRules rules = AxisRules::defaults();
   Graph g(graph_options(mesh, topology(tpus), &rules));
@@ -44,16 +45,16 @@ MemoryPlan on_tpus(const RematNames& names) {
 
 // S0-68, S0-73, S2-44
 TEST(Offload, WaitsInTheHostsMemory) {
-  const MemoryPlan kept = on_tpus({.saved = {value::kFfnActivation}, .offloaded = {}}),
+  const MemoryPlan saved = on_tpus({.saved = {value::kFfnActivation}, .offloaded = {}}),
                    away = on_tpus({.saved = {}, .offloaded = {value::kFfnActivation, value::kHiddenStates}});
-  // The carry of the loop, which the layers read, is away as well: on one device otherwise in any case.
+  // The loop carry, which the layers read, is offloaded too; otherwise it would always be on the device.
   const double bytes = static_cast<double>(kLayers * kRows * (kWidth + kHidden) * 4) / 4;
-  fmt::print("  bytes offloaded {:.0f}; temporary kept {}, away {}; of the host {}\n", bytes, kept.temporary,
+  fmt::print("  bytes offloaded {:.0f}; temporary kept {}, away {}; of the host {}\n", bytes, saved.temporary,
              away.temporary, away.host);
-  EXPECT_EQ(kept.host, 0);
+  EXPECT_EQ(saved.host, 0);
   EXPECT_GE(static_cast<double>(away.host), 0.9 * bytes);
   EXPECT_LE(static_cast<double>(away.host), 1.1 * bytes);  // each value once
-  EXPECT_LE(static_cast<double>(away.temporary), static_cast<double>(kept.temporary) - 0.8 * bytes);
+  EXPECT_LE(static_cast<double>(away.temporary), static_cast<double>(saved.temporary) - 0.8 * bytes);
 }
 
 }  // namespace

@@ -19,13 +19,13 @@ TEST(Threefry, KnownAnswers) {  // Random123's kat_vectors, threefry2x32 with 20
   EXPECT_EQ(threefry({0x13198a2e, 0x03707344}, {0x243f6a88, 0x85a308d3}), (Words{0xc4923a9c, 0x483df7a0}));
 }
 
-std::vector<HostArray> draw(const std::function<std::vector<Tensor>(Rng)>& f, uint64_t seed = 42) {
+std::vector<HostArray> evaluate_graph(const std::function<std::vector<Tensor>(Rng)>& f, uint64_t seed = 42) {
   return Traced{{}, [&](Graph& g, const std::vector<Tensor>&) { return f(Rng::seed(g, seed)); }}.run();
 }
 
 TEST(Random, BitsAreTheHostsForTheSameSeedAndPurpose) {
   for (uint64_t seed : {uint64_t{0}, uint64_t{42}, uint64_t{0x123456789abcdef0}}) {
-    auto out = draw(
+    auto out = evaluate_graph(
         [](Rng r) {
           return std::vector<Tensor>{random_bits(r.for_("noise"), {3, 1, 5, 7}), random_bits(r.for_("noise"), {}),
                                      random_uniform(r.for_("x"), f32({100})), random_normal(r.for_("x"), f32({4000})),
@@ -45,7 +45,7 @@ TEST(Random, BitsAreTheHostsForTheSameSeedAndPurpose) {
 }
 
 TEST(Random, NumberedRowsEqualThoseOfTheBatch) {
-  const auto out = draw([](Rng r) {
+  const auto out = evaluate_graph([](Rng r) {
     const std::vector<int32_t> numbers = {4, 0, 4, 2};
     const Rng some = r.with_rows(constant(r.key().graph(), HostArray::of<int32_t>({DType::s32, {4}}, numbers)));
     return std::vector<Tensor>{random_normal(r.for_("noise"), f32({5, 2, 3})),
@@ -58,7 +58,7 @@ TEST(Random, NumberedRowsEqualThoseOfTheBatch) {
       EXPECT_EQ(out[1].view<float>()[row * 6 + i], out[0].view<float>()[numbers[row] * 6 + i]) << row;
     EXPECT_EQ(out[3].view<uint32_t>()[row], out[2].view<uint32_t>()[numbers[row]]) << row;
   }
-  EXPECT_THROW(draw([](Rng r) {
+  EXPECT_THROW(evaluate_graph([](Rng r) {
                  const Rng two = r.with_rows(constant(r.key().graph(), HostArray(Shape{DType::s32, {2}})));
                  return std::vector<Tensor>{random_bits(two, {3})};
                }),
@@ -71,14 +71,14 @@ TEST(Random, OfMoreThanAWordCountsIsNumberedByRows) {
   g.output("part", slice(bits, {2, 5}, {3, 25}));
   EXPECT_THROW(random_bits(Rng::seed(g, 42), {2, int64_t{1} << 33}), Error);
   const Program program = compile(devices(), g, {.jax_cache_dir = "off"}, "part_of_a_large_draw");
-  ASSERT_LT(program.memory()->temporary, 1 << 20);  // else it would make all 25 GB
+  ASSERT_LT(program.memory()->temporary, 1 << 20);  // else it would allocate all 25 GB
   const HostArray part = devices().get(program.run(std::vector<Array*>{})[0]);
   for (uint32_t i = 0; i < 20; ++i) EXPECT_EQ(part.view<uint32_t>()[i], threefry({0, 42}, {2, 5 + i})[0]) << i;
 }
 
 TEST(Random, HostNormalsAreTheQuantilesOfTheUniforms) {
   const HostRng rng(5, "x");
-  constexpr uint64_t kFrom = 0xfffffff0;  // across the lower word's end
+  constexpr uint64_t kFrom = 0xfffffff0;  // crosses the end of the lower word
   std::vector<float> normal(200000), cut(normal.size()), flat(normal.size());
   rng.fill(HostRng::Distribution::normal, 1, kFrom, normal);
   rng.fill(HostRng::Distribution::truncated_normal, 1, kFrom, cut);
@@ -93,20 +93,20 @@ TEST(Random, HostNormalsAreTheQuantilesOfTheUniforms) {
     tail = std::max(tail, std::abs(normal[i]));
   }
   EXPECT_GT(tail, 4);
-  std::vector<float> one(1);  // a single element is what it is among others
+  std::vector<float> one(1);  // an element has the same value alone and among others
   for (size_t i = 0; i < 1000; ++i) {
     rng.fill(HostRng::Distribution::normal, 1, kFrom + i, one);
     ASSERT_EQ(one[0], normal[i]);
   }
 }
 
-TEST(Random, SeedIsTheKey) {  // the first vector of the known answers, on the device
-  auto out = draw([](Rng r) { return std::vector<Tensor>{random_bits(r, {1})}; }, 0);
+TEST(Random, SeedIsTheKey) {  // the first known-answer vector, on the device
+  auto out = evaluate_graph([](Rng r) { return std::vector<Tensor>{random_bits(r, {1})}; }, 0);
   EXPECT_EQ(out[0].view<uint32_t>()[0], 0x6b200159u);
 }
 
 TEST(Random, UniformHasItsMomentsAndRange) {
-  auto out = draw([](Rng r) {
+  auto out = evaluate_graph([](Rng r) {
     return std::vector<Tensor>{random_uniform(r.for_("a"), f32({200000})),
                                random_uniform(r.for_("b"), f32({200000}), -2, 5)};
   });
@@ -129,7 +129,7 @@ TEST(Random, UniformHasItsMomentsAndRange) {
 }
 
 TEST(Random, NormalHasItsMoments) {
-  auto out = draw([](Rng r) { return std::vector<Tensor>{random_normal(r, f32({400, 1000}))}; });
+  auto out = evaluate_graph([](Rng r) { return std::vector<Tensor>{random_normal(r, f32({400, 1000}))}; });
   double moment[5] = {};
   auto v = out[0].view<float>();
   for (double x : v)
@@ -144,7 +144,7 @@ TEST(Random, NormalHasItsMoments) {
 }
 
 TEST(Random, IntegersCoverTheirRangeEvenly) {
-  auto out = draw([](Rng r) { return std::vector<Tensor>{random_integers(r, {100000}, -2, 8)}; });
+  auto out = evaluate_graph([](Rng r) { return std::vector<Tensor>{random_integers(r, {100000}, -2, 8)}; });
   std::map<int32_t, int> counts;
   for (int32_t v : out[0].view<int32_t>()) ++counts[v];
   EXPECT_EQ(counts.size(), 10u);
@@ -153,10 +153,10 @@ TEST(Random, IntegersCoverTheirRangeEvenly) {
 }
 
 TEST(Random, KeysOfStepsPurposesAndUsesAllDiffer) {
-  auto out = draw([](Rng r) {
+  auto out = evaluate_graph([](Rng r) {
     std::vector<Tensor> keys = {r.key()};
     for (int step : {0, 1, 2, 1000}) {
-      Rng s = r.at(constant(r.key().graph(), step, DType::s32));
+      Rng s = r.at_step(constant(r.key().graph(), step, DType::s32));
       keys.push_back(s.key());
       for (const char* p : {"noise", "timestep", "dropout"}) {
         keys.push_back(s.for_(p).key());

@@ -101,7 +101,7 @@ TEST(Scan, GradientOfGradientUnderCheckpoint) {
   });
 }
 
-// The inner loop reads rows of a value the outer loop reads rows of, and captures from two levels.
+// The inner loop reads rows of a value of which the outer loop reads rows, and captures from two levels.
 Tensor nested(const std::vector<Tensor>& x, bool remat_outer, bool remat_inner) {
   auto r = scan(2, {x[0]}, [&](ScanStep& outer, const std::vector<Tensor>& carry) {
     Tensor ws = outer.slice(x[1]);  // [3, 3]
@@ -156,7 +156,7 @@ TEST(Scan, IntegerCarryHasNoCotangent) {
   });
 }
 
-TEST(Scan, CarryThatOnlyLaterMatters) {  // the second carry reaches the loss through the first, one turn later
+TEST(Scan, CarryThatOnlyLaterMatters) {  // the second carry reaches the loss through the first, one iteration later
   check_gradients({f64({2}), f64({2}), f64({2})}, [](Graph&, auto& x) {
     auto r = scan(3, {x[0], x[1], x[2]}, [](ScanStep&, const std::vector<Tensor>& c) {
       return ScanResult{{c[0] + sin(c[1]), c[2] * c[1], c[2]}, {}};
@@ -165,7 +165,7 @@ TEST(Scan, CarryThatOnlyLaterMatters) {  // the second carry reaches the loss th
   });
 }
 
-TEST(Scan, CapturedValueAndItsRows) {  // the same array captured whole, read by row, and in the initial carry
+TEST(Scan, CapturedValueAndItsRows) {  // the same array captured whole, sliced by row, and in the initial carry
   check_gradients({f64({3, 3})}, [](Graph&, auto& x) {
     auto r = scan(3, {sum(x[0], {0})}, [&](ScanStep& step, const std::vector<Tensor>& c) {
       Tensor row = step.slice(x[0]);

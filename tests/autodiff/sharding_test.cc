@@ -158,7 +158,7 @@ TEST(Collectives, AllReduceSumsOverTheAxis) {
                }});
 }
 
-TEST(Collectives, RingSum) {  // every device passes its shard on until all have seen all
+TEST(Collectives, RingSum) {  // each device passes its shard on until every device has received all
   const std::vector<Shape> s = {f64({4, 3})};
   expect_same({s,
                [](Graph&, const std::vector<Tensor>& x) {
@@ -202,7 +202,7 @@ TEST(Collectives, GatherScatterAndIndex) {
        }});
 }
 
-// The loss per device, with every collective in it, against the same loss written for whole arrays.
+// The loss computed per device with every collective, compared with the same loss written for whole arrays.
 TEST(Collectives, Gradients) {
   const std::vector<Shape> s = {f64({4, 6}), f64({6}), f64({6, 6})};
   auto manual = [](Graph&, const std::vector<Tensor>& x) {
@@ -211,7 +211,7 @@ TEST(Collectives, Gradients) {
       Tensor z = tanh(matmul(whole, v[2]));                           // [2, 3] of [4, 6]
       Tensor mean_row = all_reduce_sum(sum(z, {0}, true), {"data"});  // [1, 3] of [1, 6]
       Tensor swapped = collective_permute(z, "data", 1);
-      Tensor spread = reduce_scatter(whole, "tensor", 1) * 0.5;  // both devices hold `whole`: its own half
+      Tensor spread = reduce_scatter(whole, "tensor", 1) * 0.5;  // both devices hold `whole`; each keeps its half
       Tensor turned = all_to_all(all_to_all(z, "tensor", 0, 1), "tensor", 1, 0);
       return z * mean_row + sin(swapped) * spread + turned;
     });

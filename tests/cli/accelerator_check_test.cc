@@ -1,4 +1,4 @@
-// `accelerator_check` with tiny sizes on the CPU: that the hour with a device is not spent on the check's own faults.
+// Runs `accelerator_check` with tiny sizes on the CPU, so that an hour on a device is not wasted on bugs of the check.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>

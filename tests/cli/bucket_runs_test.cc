@@ -1,5 +1,5 @@
-// Runs whose outputs are in a bucket: killed between two files, gone on with on another machine, equal to the bit to a
-// run on this one. Through the real program and the bucket server of the tests.
+// Runs with outputs in a bucket: killed between two files and resumed on another machine, they are equal to the bit to
+// a run on this machine. Uses the real program and the tests' bucket server.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -33,7 +33,7 @@ class RunsInBuckets : public testing::Test {
     server.put("runs", "", "");
   }
   std::vector<std::string> words(const std::string& command, const std::string& output_dir,
-                                 const std::vector<std::string>& more = {}) const {
+                                 const std::vector<std::string>& extra = {}) const {
     std::vector<std::string> all = {command,
                                     MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                     "run_name=mine",
@@ -51,15 +51,15 @@ class RunsInBuckets : public testing::Test {
                                     "diffusion_scheduler_config={_class_name: DDIMScheduler}",
                                     "jax_cache_dir=" + (t / "programs")};
     if (command == "generate") std::erase_if(all, [](auto& w) { return w.starts_with("pretrained_model"); });
-    all.insert(all.end(), more.begin(), more.end());
+    all.insert(all.end(), extra.begin(), extra.end());
     return all;
   }
-  /// Another machine has another folder for caches.
+  /// Environment of a simulated machine: it has its own cache folder.
   std::string environment(const std::string& machine) const {
     std::string all = "XDG_CACHE_HOME=" + (t / machine);
-    for (const char* more : {" AWS_ACCESS_KEY_ID=writer", " AWS_SECRET_ACCESS_KEY=hush", " AWS_REGION=here",
-                             " AWS_EC2_METADATA_DISABLED=true", " no_proxy=127.0.0.1"})
-      all += more;
+    for (const char* extra : {" AWS_ACCESS_KEY_ID=writer", " AWS_SECRET_ACCESS_KEY=hush", " AWS_REGION=here",
+                              " AWS_EC2_METADATA_DISABLED=true", " no_proxy=127.0.0.1"})
+      all += extra;
     return all + " AWS_ENDPOINT_URL=http://" + server.address() + " STORAGE_EMULATOR_HOST=http://" + server.address();
   }
   Outcome run(const std::vector<std::string>& line, const std::string& machine) const {
@@ -67,7 +67,7 @@ class RunsInBuckets : public testing::Test {
     EXPECT_FALSE(contains(o.err, "hush") || contains(o.err, "inaliz")) << o.err;
     return o;
   }
-  /// Kills the program when it puts the `nth` file whose name has `part`. Its status, as waitpid says.
+  /// Kills the program when it uploads the `nth` file whose name contains `part`. Returns its status as waitpid does.
   int killed(const std::vector<std::string>& line, const std::string& machine, const std::string& part, int nth) {
     std::atomic<pid_t> child = 0;
     std::atomic<int> seen = 0;
@@ -167,18 +167,18 @@ TEST_F(RunsInBuckets, WhateverIsWrittenMayBeThereAndIsReadOnAnotherMachine) {
   EXPECT_TRUE(contains(*keys("data/cache/").rbegin(), "/part-00001-of-00001.safetensors"));
   EXPECT_FALSE(keys("programs/").empty());
 
-  // Latents and programs come from the bucket.
+  // Cached latents and compiled programs are read from the bucket.
   o = run(words("train", t / "there", places), "second");
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "program loaded from the cache")) << o.err;
   EXPECT_FALSE(contains(o.err, "caching latents")) << o.err;
 
-  // What was trained is drawn with and converted, on yet another.
-  const std::vector<std::string> drawing = {"prompt=heart", "num_inference_steps=2",
-                                            "jax_cache_dir=gs://runs/programs"};
-  std::vector<std::string> from_bucket = drawing, local = drawing;
+  // A third machine samples the trained model and converts it.
+  const std::vector<std::string> sampling = {"prompt=heart", "num_inference_steps=2",
+                                             "jax_cache_dir=gs://runs/programs"};
+  std::vector<std::string> from_bucket = sampling, local = sampling;
   from_bucket.emplace_back("checkpoint_dir=s3://runs/saved");
-  o = run(words("generate", "s3://runs/drawn", from_bucket), "third");
+  o = run(words("generate", "s3://runs/sampled", from_bucket), "third");
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "the run's checkpoint s3://runs/saved/2 is used")) << o.err;
   const std::string copy = t / "copy";
@@ -195,27 +195,30 @@ TEST_F(RunsInBuckets, WhateverIsWrittenMayBeThereAndIsReadOnAnotherMachine) {
       make_folders(fs::path(t / key).parent_path());
       write_file_atomic(t / key, server.object("runs", key));
     }
-  o = run(words("generate", t / "drawn", local), "third");
+  o = run(words("generate", t / "sampled", local), "third");
   ASSERT_EQ(o.status, 0) << o.err;
   int64_t images = 0;
-  for (const auto& f : fs::directory_iterator(t / "drawn")) {
-    EXPECT_TRUE(server.object("runs", "drawn/" + f.path().filename().string()) == read_file(f.path())) << f.path();
+  for (const auto& f : fs::directory_iterator(t / "sampled")) {
+    const std::string there = server.object("runs", "sampled/" + f.path().filename().string());
+    const size_t pixels = there.find("IDAT");
+    ASSERT_NE(pixels, std::string::npos) << f.path();
+    EXPECT_TRUE(there.substr(pixels) == pixels_of(f.path())) << f.path();
     ++images;
   }
-  EXPECT_EQ(images, std::ssize(keys("drawn/")));
+  EXPECT_EQ(images, std::ssize(keys("sampled/")));
   EXPECT_GT(images, 0);
 
-  // A model folder and a checkpoint there are models for other runs; what was fetched once is here.
+  // Other runs may use a model folder or checkpoint in the bucket; the second use reads the local cache.
   for (const auto& [model, same] :
        {std::pair<std::string, std::string>{"gs://runs/copy", copy}, {"s3://runs/saved/2", t / "saved/2"}}) {
     const std::string again = t / ("again_" + model.substr(0, 2)), plain = t / ("plain_" + model.substr(0, 2));
     for (const auto& [from, to] : {std::pair{model, again}, {model, again}, {same, plain}}) {
-      std::vector<std::string> from_model = drawing;
+      std::vector<std::string> from_model = sampling;
       from_model.push_back("pretrained_model_name_or_path=" + from);
       o = run(words("generate", to, from_model), "fourth");
       ASSERT_EQ(o.status, 0) << o.err;
     }
-    EXPECT_TRUE(read_file(again + "/image_0.png") == read_file(plain + "/image_0.png")) << model;
+    EXPECT_TRUE(pixels_of(again + "/image_0.png") == pixels_of(plain + "/image_0.png")) << model;
   }
   for (const auto& f : fs::recursive_directory_iterator(t / "fourth/maxdiffusion/places"))
     EXPECT_NE(f.path().filename(), "arrays.safetensors") << "the training state is of no use there";

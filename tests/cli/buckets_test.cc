@@ -1,4 +1,4 @@
-// Aspect-ratio buckets, masked loss and original sizes through the real program, on tiny model folders.
+// Aspect-ratio buckets, masked loss and original-size conditioning through the real program, on tiny model folders.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,8 +14,8 @@ namespace {
 
 class BucketRuns : public testing::Test {
  protected:
-  /// Images of two buckets and of one, each with a mask of ones and one of zeros to the left. All tests share the
-  /// folder.
+  /// Writes images of two buckets and images of one, each with an all-ones mask and a mask with zeros on the left. All
+  /// tests share the folder.
   static void SetUpTestSuite() {
     for (const char* folder : {"pictures", "wide", "ones", "right", "square", "small_wide"}) make_folders(t / folder);
     int n = 0;
@@ -40,7 +40,7 @@ class BucketRuns : public testing::Test {
       v[static_cast<size_t>(i)] = static_cast<uint8_t>(value(i / 3 / w, i / 3 % w));
     write_png(t / (name + ".png"), rgb);
   }
-  Outcome train(const std::string& name, const std::vector<std::string>& more) {
+  Outcome train(const std::string& name, const std::vector<std::string>& extra) {
     std::vector<std::string> words = {"train",
                                       MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                       "run_name=" + name,
@@ -55,14 +55,15 @@ class BucketRuns : public testing::Test {
                                       "learning_rate_schedule_steps=100",
                                       "diffusion_scheduler_config={_class_name: DDIMScheduler}",
                                       "xla_flags=--xla_backend_optimization_level=0"};
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     return maxdiffusion(words);
   }
-  Outcome train_in_buckets(const std::string& name, std::vector<std::string> more = {}) {
-    more.insert(more.begin(), {"enable_bucket=true", "min_bucket_reso=8", "max_bucket_reso=32", "bucket_reso_steps=4"});
-    return train(name, more);
+  Outcome train_in_buckets(const std::string& name, std::vector<std::string> extra = {}) {
+    extra.insert(extra.begin(),
+                 {"enable_bucket=true", "min_bucket_reso=8", "max_bucket_reso=32", "bucket_reso_steps=4"});
+    return train(name, extra);
   }
-  /// What every step says of `metric`.
+  /// The values of `metric` at every step.
   static std::vector<double> values_of(const std::string& run, const std::string& metric) {
     std::vector<double> out;
     std::ifstream f(t / (run + "/metrics.jsonl"));
@@ -86,11 +87,11 @@ const TemporaryFolder BucketRuns::t;
 
 // P-6
 TEST_F(BucketRuns, CompileEveryBucketAheadAndGoOnAsIfNeverInterrupted) {
-  const std::string programs = "jax_cache_dir=" + (t / "programs");  // empty: both programs are compiled
+  const std::string programs = "jax_cache_dir=" + (t / "programs");  // starts empty: both programs are compiled
   Outcome o = train_in_buckets("whole", {programs});
   ASSERT_EQ(o.status, 0) << o.err;
   for (const char* line : {"bucket 12x20: 1 images", "bucket 20x12: 4 images",
-                           "bucket 12x20: 1 samples are fewer than a batch of 2: it gives one every 2 epochs",
+                           "bucket 12x20: 1 samples, fewer than a batch of 2: one batch every 2 epochs",
                            "train unet 12x20: program compiled", "train unet 20x12: program compiled"})
     EXPECT_TRUE(contains(o.err, line)) << line << "\n" << o.err;
   EXPECT_EQ(values_of("whole", "loss").size(), 4u);
@@ -105,7 +106,7 @@ TEST_F(BucketRuns, CompileEveryBucketAheadAndGoOnAsIfNeverInterrupted) {
     EXPECT_EQ(read_file(t / ("parts/checkpoints/4/" + std::string(file))),
               read_file(t / ("whole/checkpoints/4/" + std::string(file))));
 
-  // The same order, interrupted too, when images are encoded in the step.
+  // The same order, also after an interruption, if images are encoded in the step.
   for (const char* steps : {"max_train_steps=2", "max_train_steps=4"}) {
     o = train_in_buckets("in_step", {"cache_latents_text_encoder_outputs=false", steps});
     ASSERT_EQ(o.status, 0) << o.err;
@@ -132,10 +133,10 @@ TEST_F(BucketRuns, MasksWeighTheLossOfTrainingAndNotOfEvaluation) {
                             right = run("right", {"masked_loss=true", masks("right")});
   expect_near(ones, plain, 1e-6);
   ASSERT_EQ(right.size(), 2u);
-  EXPECT_NEAR(right[0] / plain[0], 0.5, 0.2);  // about half of the errors are left
+  EXPECT_NEAR(right[0] / plain[0], 0.5, 0.2);  // about half of the error remains
   expect_near(run("right_in_step", {"masked_loss=true", masks("right"), "cache_latents_text_encoder_outputs=false"}),
               right, 1e-4);
-  // Squares of the resolution, whole, in every run; after the second step masks have told.
+  // Evaluation uses unmasked squares of the resolution in every run; by the second step masks changed the weights.
   const std::vector<double> held_out = values_of("plain", "eval_loss");
   ASSERT_EQ(held_out.size(), 2u);
   expect_near(values_of("ones", "eval_loss"), held_out, 1e-6);
@@ -151,10 +152,10 @@ TEST_F(BucketRuns, SizesAreConditioningIfAKeySaysSoAndAlphaIsAMask) {
     EXPECT_EQ(o.status, 0) << o.err;
     return values_of(name, "loss");
   };
-  const std::vector<std::string> told = {"original_size_conditioning=true", "alpha_mask=true"};
-  EXPECT_NE(run("wide_told", "wide", told)[0], run("wide_untold", "wide", {})[0]);
-  // A square image of the resolution is what the default tells of all; one without alpha counts everywhere.
-  expect_near(run("square_told", "square", told), run("square_untold", "square", {}), 1e-6);
+  const std::vector<std::string> reported = {"original_size_conditioning=true", "alpha_mask=true"};
+  EXPECT_NE(run("wide_told", "wide", reported)[0], run("wide_untold", "wide", {})[0]);
+  // A square image of the resolution has the default conditioning; an image without alpha has weight 1 everywhere.
+  expect_near(run("square_told", "square", reported), run("square_untold", "square", {}), 1e-6);
 }
 
 // P-9

@@ -1,8 +1,9 @@
-// Runs a command line as a user would, and keeps what it said.
+// Runs a command line as a user would and captures its output.
 #pragma once
 
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
@@ -18,7 +19,7 @@ struct Outcome {
   std::string out, err;
 };
 
-/// `line` is read by the shell.
+/// Runs `line` in a shell.
 inline Outcome shell(const std::string& line) {
   TemporaryFolder folder;
   std::string out = folder / "out", err = folder / "err";
@@ -26,9 +27,14 @@ inline Outcome shell(const std::string& line) {
   return {WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status), read_file(out), read_file(err)};
 }
 
-/// The program just built, its words taken literally. `environment`: words for env, as in "-u A B=1".
+/// Runs the built program with its words passed literally. `environment`: arguments of env, as in "-u A B=1". The XLA
+/// flags of CPU programs (PLAIN_PROGRAMS, cmake/modules.cmake) are fatal to the plugins of TPUs and GPUs.
 inline Outcome maxdiffusion(const std::vector<std::string>& words, const std::string& environment = "") {
-  std::string line = "env " + environment + " " MD_BINARY_DIR "/maxdiffusion";
+  const bool another = std::any_of(words.begin(), words.end(), [](const std::string& word) {
+    return word == "hardware=tpu" || word == "hardware=gpu" || word.starts_with("topology=");
+  });
+  std::string line = std::string("env ") + (another ? "-u XLA_FLAGS " : "") + environment;
+  line += " " MD_BINARY_DIR "/maxdiffusion";
   for (std::string word : words) {
     for (size_t i = 0; (i = word.find('\'', i)) != std::string::npos; i += 4) word.replace(i, 1, "'\\''");
     line += " '" + word + "'";
@@ -36,7 +42,13 @@ inline Outcome maxdiffusion(const std::vector<std::string>& words, const std::st
   return shell(line);
 }
 
-/// What the files of a folder hold, one after the other.
+/// The bytes of a PNG file from its pixels on, without its text chunk of settings.
+inline std::string pixels_of(const std::string& png) {
+  const std::string bytes = read_file(png);
+  return bytes.substr(bytes.find("IDAT"));
+}
+
+/// The contents of all files of a folder, concatenated.
 inline std::string all_files(const std::string& folder) {
   std::string all;
   for (const auto& file : std::filesystem::directory_iterator(folder)) all += read_file(file.path());

@@ -1,5 +1,5 @@
-// `compile` and `plan` for GPUs that are not here. Needs the CUDA plugin and its PTX compiler, which `./run test`
-// fetches; skipped by name where it could not.
+// `compile` and `plan` for GPUs that this machine does not have. Needs the CUDA plugin and its PTX compiler, which
+// `./run test` fetches; tests are skipped with a message if they are missing.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 const std::string kConfig = MD_SOURCE_DIR "/configs/quickstart.yml";
 
-/// The quickstart's model with a UNet of one level: a config's sizes, and the kind of its first block.
+/// The quickstart's model with a one-level UNet of `channels` channels whose first block is a `down`.
 std::string small_model(const TemporaryFolder& folder, int channels, const char* down) {
   std::filesystem::copy(MD_SOURCE_DIR "/configs/models/emoji", folder.path(), std::filesystem::copy_options::recursive);
   write_file_atomic(folder / "unet/config.json",
@@ -24,7 +24,7 @@ std::string small_model(const TemporaryFolder& folder, int channels, const char*
   return "pretrained_model_name_or_path=" + folder.path();
 }
 
-/// By default with a transformer, 1.0 M parameters, heads of 40 values.
+/// The default has a transformer: 1.0 M parameters, head_dim 40.
 Outcome on_eight_h100(std::vector<std::string> words, int channels = 80, const char* down = "CrossAttnDownBlock2D") {
   const TemporaryFolder folder;
   words.insert(words.begin() + 1, {kConfig, small_model(folder, channels, down), "hardware=gpu", "topology=1x1x8",
@@ -52,17 +52,18 @@ TEST(CompileAheadForGpus, SaysWhatAStepTakesOnEightThatAreNotHere) {
   EXPECT_TRUE(contains(o.out, "topology: 8 × NVIDIA H100 80GB HBM3")) << o.out;
   EXPECT_TRUE(contains(o.out, "mesh: fsdp 8 (8 devices)")) << o.out;
   EXPECT_TRUE(contains(o.out, " of 79.11 GiB")) << o.out;
-  // Self and cross attention, forward and back, by cuDNN; nothing is exchanged for them.
+  // cuDNN computes self and cross attention, forward and backward, and nothing is communicated for them.
   EXPECT_TRUE(contains(o.out, "custom calls of __cudnn$fmhaSoftmax: 2 operations")) << o.out;
   EXPECT_TRUE(contains(o.out, "custom calls of __cudnn$fmhaSoftmaxBackward: 2 operations")) << o.out;
-  // Split over the devices: 3×3 convolutions from 4, 80 and 160 channels and 1×1 ones; self attention and cross
-  // attention to 192 values a word; projections around them; the feed-forward layer. Whole: embeddings of times and
+  // Sharded: 3×3 convolutions from 4, 80 and 160 channels and 1×1 ones; self attention and cross attention to 192
+  // values per token; the projections around them; the feed-forward layer. Replicated: embeddings of timesteps and
   // sizes, biases, norms and the last convolution.
   const double mib = 1 << 20, all = number_after(o.out, "unet: "),
                split = 80 * (9 * (4 + 2 * 80 + 2 * 160 + 2 * 80) + 2 * 160) + 80 * (4 * 80 + 2 * 80 + 2 * 192) +
                        2 * 80 * 80 + 80 * (2 * 320 + 320),
                weights = 4 * (all - split + split / 8) / mib;
-  // Two images: latents' means and deviations, 77 words and the pooled text; both texts again, empty, for dropout.
+  // Two images: mean and deviation of the latents, 77 tokens and the pooled text; both text embeddings also of the
+  // empty prompt, for dropout.
   const double batch = 4.0 * (2 * 16 * 16 * 8 + 3 * (77 * 192 + 128)) / mib;
   const double printed = 0.05 + 1e-6;  // one digit
   EXPECT_NEAR(number_after(o.out, "arguments: weights "), weights, printed) << o.out;
@@ -71,11 +72,11 @@ TEST(CompileAheadForGpus, SaysWhatAStepTakesOnEightThatAreNotHere) {
   EXPECT_NEAR(number_after(o.out, "arguments "), 3 * weights + batch, printed) << o.out;
   EXPECT_NEAR(number_after(o.out, "together "), number_after(o.out, "arguments ") + number_after(o.out, "temporary "),
               3 * printed);
-  // What is split is gathered once as bf16, and its gradient summed once, as bf16 too.
+  // Sharded weights are gathered once in bf16, and their gradients reduced once, also in bf16.
   EXPECT_NEAR(number_after(o.out, "all-gather over fsdp: 1 operations, 1 runs, "), 2 * split / mib, 0.005 + 1e-6);
   EXPECT_NEAR(number_after(o.out, "reduce-scatter over fsdp: 1 operations, 1 runs, "), 2 * split / mib, 0.005 + 1e-6);
   EXPECT_FALSE(contains(o.out, "all-to-all")) << o.out;
-  // 989 TFLOP/s at best.
+  // Peak 989 TFLOP/s.
   EXPECT_NEAR(number_after(o.out, "(products "), number_after(o.out, "work of a step: ") / 989, 1e-4);
 }
 
@@ -86,7 +87,7 @@ TEST(CompileAheadForGpus, WhatDoesNotFitTheCardIsAnErrorWithBothNumbers) {
   EXPECT_EQ(o.status, 6) << o.err;
   EXPECT_TRUE(contains(o.err, " GiB on each device, which has 79.11 GiB")) << o.err;
   EXPECT_GT(number_after(o.out, "together "), 79.11);
-  // The whole is said all the same: gradients are summed over all devices, and nothing is gathered.
+  // The report is still complete: gradients are all-reduced over all devices, and nothing is gathered.
   EXPECT_TRUE(contains(o.out, "all-reduce over data: ")) << o.out;
   EXPECT_FALSE(contains(o.out, "all-gather")) << o.out;
 }

@@ -1,9 +1,11 @@
-// `compile` and `plan`: what a training step takes, also on hardware that is not here. Needs libtpu, which `./run test`
-// fetches.
+// `compile` and `plan`: memory and time of a training step, also on hardware that this machine does not have. Needs
+// libtpu, which `./run test` fetches.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
 #include <set>
+#include <sstream>
 
 #include "tests/cli/command.h"
 
@@ -31,39 +33,40 @@ TEST(CompileAhead, SaysWhatAStepTakesOnTpusThatAreNotHere) {
       compile({"topology=v5p:2x2x1", "ici_data_parallelism=1", "ici_fsdp_parallelism=2", "ici_context_parallelism=2",
                "attention=ring", "flash_min_seq_length=0", "remat_policy=HIDDEN_STATE_WITH_OFFLOAD",
                "libtpu_flags=wan_light", "aot_cache_dir=" + folder.path()},
-              "plan");  // which says all that compile says
+              "plan");  // which prints all that compile prints
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.out, "topology: 4 × TPU v5")) << o.out;
   EXPECT_TRUE(contains(o.out, "mesh: fsdp 2 × context 2 (4 devices)")) << o.out;
   EXPECT_TRUE(contains(o.out, " of 95.73 GiB")) << o.out;
-  // What blocks read, and what their two attentions make of the queries of a device: f32, with a logarithm for a head.
+  // Inputs of the blocks and results of their two attentions for a device's queries, in f32, with one log-sum-exp per
+  // query and head.
   const double tokens = 5 * 4 * 4, samples = 8, width = 192, heads = 6, blocks = 6;
   const double offloaded = blocks * samples * tokens * (3 * width + 2 * heads) * 4 / 4 / (1 << 20);
   EXPECT_GE(number_after(o.out, "in the host's memory for each device: "), 0.9 * offloaded) << o.out;
-  // Parameters, two moments of each and averages, f32, most of them split over fsdp and context; what is small is
-  // whole, and padded to the TPU's tiles.
+  // Parameters, two moments of each and averages, in f32. Most are sharded over fsdp and context; small ones are
+  // replicated and padded to the TPU's tiles.
   const Outcome params = maxdiffusion({"inspect", "params", kConfig, kModel, "scan_layers=true"});
   const double whole = 4 * 4 * number_after(params.out, "\ntransformer: ") / (1 << 20),
                held = number_after(o.out, "arguments ");
   EXPECT_GT(held, whole / 4);
   EXPECT_LT(held, 0.5 * whole);
-  // Weights are gathered for use, keys passed round.
+  // Weights are gathered before use; keys are passed around the ring.
   EXPECT_TRUE(contains(o.out, "all-gather over fsdp × context: ")) << o.out;
   EXPECT_TRUE(contains(o.out, "collective-permute over context: ")) << o.out;
-  // The parts of the memory, and the least time.
+  // The parts of the memory, and the lower bound of the time.
   const double parts = number_after(o.out, "arguments: weights ") + number_after(o.out, ", moments ") +
                        number_after(o.out, ", averages ") + number_after(o.out, ", batch ") +
                        number_after(o.out, ", padding ");
   EXPECT_NEAR(number_after(o.out, ", moments ") / number_after(o.out, "arguments: weights "), 2, 0.05);
   EXPECT_NEAR(parts / number_after(o.out, "on each device: arguments "), 1, 0.02);
-  EXPECT_LT(number_after(o.out, ", padding ") / parts, 0.25);  // narrow layers in tiles of 8 × 128
-  // 459 TFLOP/s at best.
+  EXPECT_LT(number_after(o.out, ", padding ") / parts, 0.25);  // narrow layers are padded to tiles of 8 × 128
+  // Peak 459 TFLOP/s.
   const double work = number_after(o.out, "work of a step: ");
   EXPECT_NEAR(number_after(o.out, "(products "), work / 459, 1e-4);
   EXPECT_GE(number_after(o.out, "at least "), number_after(o.out, ", memory "));
-  // The executable, for the machines that have such devices.
-  const std::string kept = o.out.substr(o.out.find(folder.path()));
-  EXPECT_GT(std::filesystem::file_size(kept.substr(0, kept.find('\n'))), 1'000'000U) << o.out;
+  // The executable, to copy to machines with such devices.
+  const std::string saved_file = o.out.substr(o.out.find(folder.path()));
+  EXPECT_GT(std::filesystem::file_size(saved_file.substr(0, saved_file.find('\n'))), 1'000'000U) << o.out;
 }
 
 TEST(CompileAhead, WhatDoesNotFitIsAnErrorWithBothNumbers) {
@@ -76,7 +79,7 @@ TEST(Plan, SaysWhatWouldMakeAStepFit) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the sanitizer reserves more memory than a process of this test may have";
 #endif
-  // 6.5 GiB, of which all but one are values kept for the way back.
+  // Needs 6.5 GiB, nearly all of it activations saved for the backward pass.
   const Outcome o = shell("ulimit -v 5000000; " MD_BINARY_DIR "/maxdiffusion plan " + kConfig + " " + kModel +
                           " activations_dtype=float32 scan_layers=true per_device_batch_size=600 "
                           "xla_flags=--xla_backend_optimization_level=0");
@@ -86,6 +89,54 @@ TEST(Plan, SaysWhatWouldMakeAStepFit) {
   EXPECT_TRUE(contains(o.out, "with remat_policy=FULL: it fits, ")) << o.out;
 }
 
+TEST(Plan, ItsKeyStandsBeforeTheConfigAndAfterIt) {
+  const std::string config = MD_SOURCE_DIR "/configs/quickstart.yml";
+  for (const auto& words : std::vector<std::vector<std::string>>{{"plan", "--fit", "8 apples", config},
+                                                                 {"plan", config, "--fit=8 apples"},
+                                                                 {"plan", config, "fit=8 apples"}}) {
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 2);
+    EXPECT_TRUE(contains(o.err, "fit is '8 apples'; expected a size such as 24GB")) << o.err;
+  }
+}
+
+TEST(Plan, FitGivesKeysThatTheCompilerConfirms) {
+  std::vector<std::string> words = {"plan",
+                                    MD_SOURCE_DIR "/configs/base_xl.yml",
+                                    "pretrained_model_name_or_path=" MD_SOURCE_DIR "/configs/models/emoji",
+                                    "run_name=fit",
+                                    "train_lora=true",
+                                    "resolution=64",
+                                    "per_device_batch_size=2"};
+  const auto planned = [&](const std::vector<std::string>& more_words) {
+    std::vector<std::string> all = words;
+    all.insert(all.end(), more_words.begin(), more_words.end());
+    return maxdiffusion(all);
+  };
+  const auto mib = [](const Outcome& o) { return number_after(o.out, "\ntogether "); };
+  Outcome o = planned({});
+  ASSERT_EQ(o.status, 0) << o.err;
+  const double configured = mib(o);
+  // No combination fits the last size.
+  o = planned({fmt::format("fit={:.0f}MiB,{:.1f}MiB,1MB", configured + 1, 0.85 * configured)});
+  EXPECT_EQ(o.status, 6);
+  EXPECT_TRUE(contains(o.err, "fit=1MB: no combination takes at most 1.0 MiB; the smallest takes ")) << o.err;
+  // All output but the results is comments; the first size needs no changes, so it has no keys.
+  EXPECT_EQ(number_after(o.out, fmt::format("# fit={:.0f}MiB: ", configured + 1)), configured) << o.out;
+  const size_t second = o.out.rfind("# fit=");
+  const double promised = number_after(o.out.substr(second), "MiB: ");
+  EXPECT_LT(promised, 0.85 * configured);
+  std::vector<std::string> keys;
+  std::istringstream lines(o.out);
+  for (std::string line; std::getline(lines, line);)
+    if (!line.starts_with("#")) keys.push_back(line.replace(line.find(": "), 2, "="));
+  EXPECT_FALSE(keys.empty());
+  o = planned(keys);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_NEAR(mib(o), promised, 0.051);  // the same program; both values are printed to 0.1
+  EXPECT_TRUE(contains(planned({"fit=24"}).err, "fit is '24'; expected a size such as 24GB or 22.5GiB"));
+}
+
 TEST(Plan, SaysWhatSamplingTakes) {
   const Outcome o = maxdiffusion({"plan", kConfig, kModel, "compile_target=sampling", "per_device_batch_size=1",
                                   "prompt=a red heart", "xla_flags=--xla_backend_optimization_level=0"});
@@ -93,7 +144,8 @@ TEST(Plan, SaysWhatSamplingTakes) {
   const double parameters = number_after(o.out, "transformer: ");
   EXPECT_TRUE(contains(o.out, " parameters, of which 0 are trained")) << o.out;
   EXPECT_NEAR(number_after(o.out, "trained and "), parameters * 4 / (1 << 20), 0.06);  // frozen, MiB
-  // One step of one video, guided: twice five frames of 4 × 4 tokens through products of all but the text's layers.
+  // One step of one video with guidance: two times five frames of 4 × 4 tokens through the products of all but the text
+  // layers.
   EXPECT_NEAR(number_after(o.out, "work of a step: "), 2 * parameters * 2 * 80 / 1e12, 2e-4);
 }
 

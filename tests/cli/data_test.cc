@@ -1,5 +1,5 @@
-// Where a run's data comes from: buckets, and TFRecord files that the program has written itself, train as the folder
-// does that they hold. On tiny model folders, through the real program.
+// Data sources of a run: buckets, and TFRecord files that the program wrote, train exactly as the folder of their
+// images does. Uses tiny model folders and the real program.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -38,7 +38,7 @@ class DataRuns : public testing::Test {
       write_file_atomic(t / ("pictures/" + std::to_string(i) + ".txt"), "heart " + std::to_string(i));
     }
   }
-  Outcome run(const std::string& command, const std::string& name, const std::vector<std::string>& more) {
+  Outcome run(const std::string& command, const std::string& name, const std::vector<std::string>& extra) {
     std::vector<std::string> words = {command,
                                       MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                       "run_name=" + name,
@@ -52,25 +52,25 @@ class DataRuns : public testing::Test {
                                       "enable_data_shuffling=false",
                                       "diffusion_scheduler_config={_class_name: DDIMScheduler}",
                                       "xla_flags=--xla_backend_optimization_level=0"};
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     return maxdiffusion(words);
   }
-  std::vector<double> trained(const std::string& name, const std::vector<std::string>& more) {
-    const Outcome o = run("train", name, more);
+  std::vector<double> trained(const std::string& name, const std::vector<std::string>& extra) {
+    const Outcome o = run("train", name, extra);
     EXPECT_EQ(o.status, 0) << o.err;
-    EXPECT_EQ(o.err.find("inaliz"), std::string::npos) << o.err;  // Arrow complains where its S3 is left open
+    EXPECT_EQ(o.err.find("inaliz"), std::string::npos) << o.err;  // Arrow warns if its S3 client is not closed
     std::vector<double> out;
     std::ifstream f(t / (name + "/metrics.jsonl"));
     for (std::string line; std::getline(f, line);) out.push_back(parse_json(line)["loss"]);
     EXPECT_EQ(out.size(), 3u) << name;
     return out;
   }
-  static void expect_near(const std::vector<double>& found, const std::vector<double>& wanted, double tolerance) {
-    ASSERT_EQ(found.size(), wanted.size());
-    for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], wanted[i], tolerance * wanted[i]) << i;
+  static void expect_near(const std::vector<double>& found, const std::vector<double>& expected, double tolerance) {
+    ASSERT_EQ(found.size(), expected.size());
+    for (size_t i = 0; i < found.size(); ++i) EXPECT_NEAR(found[i], expected[i], tolerance * expected[i]) << i;
   }
-  /// A copy of a golden's folder whose autoencoder knows every latent for certain: the deviation is e⁻¹⁵. `last`: the
-  /// layer that gives its moments.
+  /// A copy of a golden folder whose autoencoder has almost no variance: the deviation is e⁻¹⁵. `last`: the layer that
+  /// outputs the moments.
   std::string certain(const std::string& name, const std::string& last = "quant_conv") {
     std::string copy = t / "certain", file = copy + "/vae/diffusion_pytorch_model.safetensors";
     fs::copy(kModels + name, copy, fs::copy_options::recursive);
@@ -117,7 +117,7 @@ TEST_F(DataRuns, BucketsAreTrainedFromAsFoldersAre) {
     o = run("train", "key", {"train_data_dir=" + scheme + "://who:hush@set/pictures"});
     EXPECT_EQ(o.status, 2) << o.err;
     EXPECT_FALSE(contains(o.err, "hush")) << o.err;
-    // Lost while threads read ahead: an error and no crash.
+    // The connection fails while threads read ahead: an error, not a crash.
     server.fail(BucketServer::Fault::truncate, 1 << 20);
     o = run("train", "lost", {where + "?retry_limit_seconds=1", "cache_latents_text_encoder_outputs=false"});
     if (scheme == "s3") o = run("train", "lost", {where, "cache_latents_text_encoder_outputs=false"});
@@ -163,29 +163,31 @@ TEST_F(DataRuns, TfrecordsForEvaluationHaveTimesteps) {
     ASSERT_EQ(record.at("timesteps").shape(), (Shape{DType::s64, {1}}));
     EXPECT_EQ(record.at("timesteps").view<int64_t>()[0], time);
   }
-  // Each is measured at its own timestep, whatever the list says.
-  auto evaluated = [&](const std::string& name, const std::string& records, const std::vector<std::string>& more) {
+  // Each is evaluated at its own timestep, whatever the key's list of timesteps says.
+  auto evaluated = [&](const std::string& name, const std::string& records, const std::vector<std::string>& extra) {
     std::vector<std::string> with = {"dataset_type=tfrecord", "train_data_dir=" + (t / "set"),
                                      "eval_every=1",          "eval_data_dir=" + (t / records),
                                      "learning_rate=0",       "max_train_steps=1"};
-    with.insert(with.end(), more.begin(), more.end());
+    with.insert(with.end(), extra.begin(), extra.end());
     const Outcome trained = run("train", name, with);
     EXPECT_EQ(trained.status, 0) << trained.err;
     return parse_json(read_file(t / (name + "/metrics.jsonl")));
   };
   ASSERT_EQ(run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "plain"), "max_train_samples=4"}).status, 0);
-  const auto own = evaluated("own", "set", {"timesteps_list=[1,2,3]"}),
+  const auto set_by_key = evaluated("own", "set", {"timesteps_list=[1,2,3]"}),
              listed = evaluated("listed", "plain", {"timesteps_list=[250]", "eval_max_number_of_samples_in_bucket=2"}),
              one = evaluated("one", "set", {"eval_max_number_of_samples_in_bucket=1"});
-  EXPECT_NEAR(own.at("eval_loss_timestep_250"), listed.at("eval_loss_timestep_250"), 1e-6);
-  EXPECT_NEAR(own.at("eval_loss"),
-              (own.at("eval_loss_timestep_250").get<double>() + own.at("eval_loss_timestep_750").get<double>()) / 2,
-              1e-6);
-  EXPECT_FALSE(own.contains("eval_loss_timestep_1"));
-  EXPECT_NE(one.at("eval_loss_timestep_750"), own.at("eval_loss_timestep_750"));
+  EXPECT_NEAR(set_by_key.at("eval_loss_timestep_250"), listed.at("eval_loss_timestep_250"), 1e-6);
+  EXPECT_NEAR(
+      set_by_key.at("eval_loss"),
+      (set_by_key.at("eval_loss_timestep_250").get<double>() + set_by_key.at("eval_loss_timestep_750").get<double>()) /
+          2,
+      1e-6);
+  EXPECT_FALSE(set_by_key.contains("eval_loss_timestep_1"));
+  EXPECT_NE(one.at("eval_loss_timestep_750"), set_by_key.at("eval_loss_timestep_750"));
   for (const auto& [word, status, says] : std::vector<std::tuple<std::string, int, std::string>>{
            {"num_eval_samples=5", 2, "expected a multiple of the 2 timesteps_list"},
-           {"num_eval_samples=6", 4, "5 records can be encoded; expected 6, as num_eval_samples says"},
+           {"num_eval_samples=6", 4, "5 records can be encoded; expected num_eval_samples=6"},
            {"random_flip=true", 2, "cannot be combined with random_flip"},
            {"cache_latents_text_encoder_outputs=false", 2, "timesteps belong to encoded records"}}) {
     std::vector<std::string> bad = words;
@@ -199,7 +201,7 @@ TEST_F(DataRuns, TfrecordsForEvaluationHaveTimesteps) {
 }
 
 TEST_F(DataRuns, TfrecordsOfTwoTextEncodersTrainAsTheFolderDoes) {
-  model = certain("pipelines/sdxl");  // these files hold a latent already drawn
+  model = certain("pipelines/sdxl");  // these files hold latents that are already sampled
   const auto folder = trained("folder", {});
   const Outcome o = run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "set")});
   ASSERT_EQ(o.status, 0) << o.err;
@@ -211,7 +213,7 @@ TEST_F(DataRuns, TfrecordsOfPackedLatentsTrainAsTheFolderDoes) {
   const auto folder = trained("folder", {"max_sequence_length=12"});
   const Outcome o = run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "set"), "max_sequence_length=12"});
   ASSERT_EQ(o.status, 0) << o.err;
-  // As MaxDiffusion's trainer describes them.
+  // In the format that MaxDiffusion's trainer expects.
   const auto source =
       open_source({.dataset_type = "tfrecord",
                    .train_data_dir = t / "set",
@@ -229,7 +231,7 @@ TEST_F(DataRuns, TfrecordsOfPackedLatentsTrainAsTheFolderDoes) {
     EXPECT_EQ(places[3 * i + 1], i / 4);
     EXPECT_EQ(places[3 * i + 2], i % 4);
   }
-  // Latents are rounded to bf16 there.
+  // The files store latents rounded to bf16.
   expect_near(trained("records", {"dataset_type=tfrecord", "train_data_dir=" + (t / "set"), "max_sequence_length=12"}),
               folder, 3e-3);
 }
@@ -252,7 +254,7 @@ TEST_F(DataRuns, TarFilesByPatternAreWrittenMirroredToo) {
                          "dataset_type=tf", "extracted_files_dir=/nowhere", "random_flip=true"});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.out, "14 records")) << o.out;
-  EXPECT_TRUE(contains(o.err, "extracted_files_dir has no effect")) << o.err;
+  EXPECT_TRUE(contains(o.err, "extracted_files_dir is ignored")) << o.err;
   EXPECT_FALSE(exists("/nowhere"));
 }
 
@@ -269,7 +271,7 @@ TEST_F(DataRuns, KilledWhileWritingTfrecordsLeavesNothingToRead) {
             "resolution=16", "no_records_per_shard=8", nullptr);
     ::_exit(1);
   }
-  // As soon as two files are there, in the middle of the work.
+  // Stops it while it works, once two files exist.
   for (int i = 0; i < 6000 && !exists(t / ".set.unfinished/file_01-16.tfrec"); ++i)
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   ASSERT_TRUE(exists(t / ".set.unfinished/file_01-16.tfrec"));

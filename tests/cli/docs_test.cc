@@ -1,5 +1,5 @@
-// What docs/dev/keys.md, docs/dev/checklist.md and the pages of docs/ name exists: keys, files, functions, tests,
-// headings. docs/keys.md is what the program prints.
+// Checks that everything named in docs/dev/keys.md, docs/dev/checklist.md and the pages of docs/ exists: keys, files,
+// functions, tests, headings. docs/keys.md must equal the program's output.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using Names = std::set<std::string>;
 using Row = std::vector<std::string>;                                // cells
-using Reader = std::function<std::string(const std::string& path)>;  // "" where there is no such file
+using Reader = std::function<std::string(const std::string& path)>;  // "" if the file does not exist
 
 const std::string kRoot = MD_SOURCE_DIR "/";
 
@@ -36,7 +36,7 @@ std::vector<std::string> lines_of(const std::string& text) {
   return out;
 }
 
-/// The rows of every table whose header starts with this cell.
+/// The rows of every table whose header starts with `first`.
 std::vector<Row> rows_of(const std::string& markdown, const std::string& first) {
   std::vector<Row> out;
   bool inside = false;
@@ -66,7 +66,7 @@ std::vector<std::string> code_of(const std::string& cell) {
   return out;
 }
 
-/// Where a text has a word or phrase, not as a part of a longer word; npos: nowhere.
+/// Position of a whole word or phrase in a text, not inside a longer word; npos if there is none.
 size_t find_word(const std::string& text, const std::string& word) {
   auto letter = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
   for (size_t at = 0; (at = text.find(word, at)) != std::string::npos; ++at)
@@ -76,8 +76,8 @@ size_t find_word(const std::string& text, const std::string& word) {
 }
 bool says(const std::string& text, const std::string& word) { return find_word(text, word) != std::string::npos; }
 
-/// All definitions of a function or class of this name: from a line at the margin that names it to the next that closes
-/// a brace there.
+/// All definitions of a function or class of this name: from an unindented line with the name to the next unindented
+/// line that closes a brace.
 std::string definitions(const std::string& source, const std::string& name) {
   std::string out;
   bool inside = false;
@@ -92,7 +92,7 @@ std::string definitions(const std::string& source, const std::string& name) {
   return out;
 }
 
-/// "S4-2, S4-7…9, P-1" as the ids it stands for.
+/// Expands "S4-2, S4-7…9, P-1" to single ids.
 std::vector<std::string> ids_of(const std::string& cell) {
   std::vector<std::string> out;
   static const std::regex range("(S[0-9]-|P-)([0-9]+)(?:…([0-9]+))?");
@@ -103,8 +103,8 @@ std::vector<std::string> ids_of(const std::string& cell) {
   return out;
 }
 
-/// By name, as Suite.Name: the rows of docs/dev/checklist.md that a test says it proves, in a comment right above it
-/// that holds nothing else: "// S4-2, S4-7…9".
+/// Tests by name ("Suite.Name"), with the rows of docs/dev/checklist.md that each one proves. The rows stand in a
+/// comment directly above the test that holds nothing else: "// S4-2, S4-7…9".
 using Tests = std::map<std::string, Names>;
 
 Tests tests_in(const std::string& source) {
@@ -112,7 +112,7 @@ Tests tests_in(const std::string& source) {
   static const std::regex test(R"(TEST(?:_F|_P)?\(\s*(\w+),\s*(\w+)\).*)"), rows("// (?:S[0-9]|P)-[0-9].*");
   Names above;
   std::smatch m;
-  std::string held;  // a name that is cut after its suite
+  std::string held;  // a name broken after its suite
   for (const std::string& line : lines_of(source)) {
     held = held.empty() ? line : held + line;
     if (held.starts_with("TEST") && held.find(')') == held.npos) continue;
@@ -137,7 +137,7 @@ const Tests& all_tests() {
   return all;
 }
 
-/// The tests that a cell names; faults for those that do not exist.
+/// The tests that a cell names; returns an error for each that does not exist.
 std::vector<std::string> check_tests(const std::string& where, const std::string& cell, const Tests& tests) {
   std::vector<std::string> faults;
   for (const std::string& name : code_of(cell))
@@ -145,7 +145,7 @@ std::vector<std::string> check_tests(const std::string& where, const std::string
   return faults;
 }
 
-/// docs/dev/keys.md: every declared key has one row; each row names functions that read its keys, and tests.
+/// docs/dev/keys.md: every declared key must have one row; each row must name tests, and functions that read its keys.
 std::vector<std::string> check_keys(const std::string& markdown, const Names& declared, const Tests& tests,
                                     const Reader& read) {
   std::vector<std::string> faults;
@@ -184,7 +184,7 @@ std::vector<std::string> check_keys(const std::string& markdown, const Names& de
   return faults;
 }
 
-/// As GitHub makes them from headings.
+/// GitHub's anchors of the headings.
 Names anchors_of(const std::string& markdown) {
   Names out;
   for (const std::string& line : lines_of(markdown)) {
@@ -200,7 +200,7 @@ Names anchors_of(const std::string& markdown) {
   return out;
 }
 
-/// How a row is proved.
+/// How a row is proved: by tests, a document, or not yet.
 struct Proof {
   std::vector<std::string> tests;
   int headings = 0;
@@ -219,9 +219,9 @@ bool names(const Tests& tests, const std::string& test, const std::string& id) {
   return it != tests.end() && it->second.contains(id);
 }
 
-/// docs/dev/checklist.md: every wanted id once; each row has a test, a link to a heading, or says "not yet: …". A row
-/// and the tests that it cites name each other.
-std::vector<std::string> check_checklist(const std::string& markdown, const Names& wanted, const Tests& tests,
+/// docs/dev/checklist.md: every expected id must occur once; each row must have a test, a link to a heading, or "not
+/// yet: …". A row and the tests it cites must name each other.
+std::vector<std::string> check_checklist(const std::string& markdown, const Names& expected, const Tests& tests,
                                          const Reader& read_doc) {
   std::vector<std::string> faults;
   std::map<std::string, int> seen;
@@ -250,27 +250,30 @@ std::vector<std::string> check_checklist(const std::string& markdown, const Name
   for (const auto& [test, ids] : tests)
     for (const std::string& id : ids)
       if (!cited.contains({test, id})) faults.push_back(test + " names " + id + ", whose row does not cite it");
-  for (const std::string& id : wanted)
+  for (const std::string& id : expected)
     if (seen[id] != 1) faults.push_back(id + " has " + std::to_string(seen[id]) + " rows");
   for (const auto& [id, n] : seen)
-    if (id.starts_with("P-") ? n != 1 : !wanted.contains(id)) faults.push_back(id + " is no row of the checklist");
+    if (id.starts_with("P-") ? n != 1 : !expected.contains(id)) faults.push_back(id + " is no row of the checklist");
   return faults;
 }
 
-/// The line at the head of docs/dev/checklist.md: how many rows of the documents are proved how.
+/// The summary at the head of docs/dev/checklist.md: how many rows are proved in which way.
 std::string states_of(const std::string& markdown, const Tests& tests) {
-  int proved = 0, in_part = 0, said = 0, not_yet = 0, own = 0;
+  int proved = 0, in_part = 0, stated = 0, not_yet = 0, without_source = 0;
   for (const Row& row : rows_of(markdown, "row")) {
     const Proof proof = proof_of(row.back());
     for (const std::string& id : ids_of(row[0])) {
       const bool tested = std::ranges::any_of(proof.tests, [&](const auto& test) { return names(tests, test, id); });
-      ++(id.starts_with("P-") ? own : tested ? (proof.not_yet ? in_part : proved) : proof.not_yet ? not_yet : said);
+      ++(id.starts_with("P-") ? without_source
+         : tested             ? (proof.not_yet ? in_part : proved)
+         : proof.not_yet      ? not_yet
+                              : stated);
     }
   }
   return fmt::format(
       "{} rows: {} are proved by tests, {} in part, {} are words of a document, {} are not yet; and {} rows of "
       "this project's own.\n",
-      proved + in_part + said + not_yet, proved, in_part, said, not_yet, own);
+      proved + in_part + stated + not_yet, proved, in_part, stated, not_yet, without_source);
 }
 
 std::string joined(const std::vector<std::string>& lines) {
@@ -286,7 +289,7 @@ Names declared_keys() {
   return out;
 }
 
-/// README.md and its kin, and the pages of docs/, by path.
+/// README.md, the other top-level documents, and the pages of docs/, by path.
 std::map<std::string, std::string> documents() {
   std::map<std::string, std::string> out;
   for (const char* page : {"README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"})
@@ -311,10 +314,10 @@ TEST(Docs, EveryKeyHasARowWithItsReaderAndItsTest) {
 }
 
 TEST(Docs, EveryRowOfTheChecklistHasAProofOrSaysThatItHasNone) {
-  Names wanted;
+  Names expected;
   for (const auto& [document, rows] : {std::pair{"S0-", 102}, {"S1-", 57}, {"S2-", 120}, {"S3-", 31}, {"S4-", 107}})
-    for (int n = 1; n <= rows; ++n) wanted.insert(document + std::to_string(n));
-  EXPECT_EQ(joined(check_checklist(read_file(kRoot + "docs/dev/checklist.md"), wanted, all_tests(),
+    for (int n = 1; n <= rows; ++n) expected.insert(document + std::to_string(n));
+  EXPECT_EQ(joined(check_checklist(read_file(kRoot + "docs/dev/checklist.md"), expected, all_tests(),
                                    [](const std::string& file) { return read_source("docs/dev/" + file); })),
             "");
 }
@@ -329,10 +332,9 @@ TEST(Docs, TheChecklistCountsItsRowsByState) {
 }
 
 TEST(Docs, KeysInTheTextExist) {
-  Names keys = declared_keys();
-  // Words of `convert`, `lora` and `accelerator_check`, a word that stands for any, and one of diffusers.
-  keys.merge(Names{"component", "dtype", "ema", "format", "rank", "explained_variance", "key",
-                   "load_into_transformer_2", "minutes", "output", "sizes", "python"});
+  Names keys = {"key", "load_into_transformer_2"};  // a placeholder for any key, and one of diffusers
+  for (const Row& row : rows_of(read_file(kRoot + "docs/keys.md"), "key"))  // keys of configs and of commands
+    for (const std::string& key : code_of(row[0])) keys.insert(key);
   int found = 0;
   for (const auto& [file, text] : documents()) {
     bool block = false;
@@ -344,7 +346,7 @@ TEST(Docs, KeysInTheTextExist) {
           EXPECT_TRUE(keys.contains((*i)[1])) << file << ": " << (*i)[1] << " in " << code;
       }
     }
-    if (file.ends_with("/keys.md")) continue;  // they have tests of their own
+    if (file.ends_with("/keys.md")) continue;  // other tests check them
     for (const Row& row : rows_of(text, "key"))
       for (const std::string& key : code_of(row[0]))
         EXPECT_TRUE(keys.contains(key.substr(0, key.find('=')))) << file << ": " << key;
@@ -376,8 +378,8 @@ TEST(Docs, TablesOfFiguresNameTheCommandThatPrintsThem) {
     if (file != "docs/performance.md" && file != "docs/scale.md") continue;
     std::string heading;
     bool figures = false, command = false;
-    auto check = [&] {
-      EXPECT_TRUE(command || !figures) << file << ": " << heading;
+    auto check = [&, page = file] {
+      EXPECT_TRUE(command || !figures) << page << ": " << heading;
       tables += figures, figures = command = false;
     };
     for (const std::string& line : lines_of(text)) {
@@ -390,7 +392,7 @@ TEST(Docs, TablesOfFiguresNameTheCommandThatPrintsThem) {
   EXPECT_GT(tables, 10);
 }
 
-/// A source in which string literals that follow each other on several lines are one, and \" is ".
+/// A source in which adjacent string literals are joined and \" is replaced by ".
 std::string with_joined_literals(const std::string& source) {
   std::string out;
   for (size_t at = 0; at < source.size(); ++at) {
@@ -403,7 +405,7 @@ std::string with_joined_literals(const std::string& source) {
   return out;
 }
 
-/// Parts of the messages of docs/troubleshooting.md, cut at …, that no source prints.
+/// Parts of the messages in docs/troubleshooting.md, split at …, that no source prints.
 std::vector<std::string> check_messages(const std::string& markdown, const std::string& sources) {
   std::vector<std::string> faults;
   for (const Row& row : rows_of(markdown, "message"))
@@ -424,8 +426,8 @@ std::string trimmed(const std::string& line) {
   return begin == std::string::npos ? "" : line.substr(begin);
 }
 
-/// Blocks of C++ whose first line names a file ("// examples/generate.cc"): lines that do not follow each other there,
-/// but for gaps that `…` marks.
+/// Checks blocks of C++ whose first line names a file ("// examples/generate.cc"): returns lines that do not follow
+/// each other in that file. `…` marks an allowed gap.
 std::vector<std::string> check_quotes(const std::string& page, const Reader& read, int* blocks) {
   std::vector<std::string> faults, source;
   size_t at = 0;
@@ -436,15 +438,15 @@ std::vector<std::string> check_quotes(const std::string& page, const Reader& rea
       continue;
     }
     if (!inside) continue;
-    const std::string wanted = trimmed(line);
+    const std::string expected = trimmed(line);
     if (source.empty()) {
       source = lines_of(line.starts_with("// ") ? read(line.substr(3)) : "");
       if (source.empty()) faults.push_back("the first line of a block names no file: " + line), inside = false;
       at = 0, gap = true, ++*blocks;
-    } else if (wanted == "…") {
+    } else if (expected == "…") {
       gap = true;
     } else {
-      const auto same = [&](const std::string& s) { return trimmed(s) == wanted; };
+      const auto same = [&](const std::string& s) { return trimmed(s) == expected; };
       const auto from = source.begin() + static_cast<std::ptrdiff_t>(at),
                  found = std::find_if(from, source.end(), same);
       if (found == source.end() || (found != from && !gap)) {
@@ -474,7 +476,7 @@ TEST(Docs, TheMessagesOfTroubleshootingArePrinted) {
   EXPECT_EQ(joined(check_messages(page, sources)), "");
 }
 
-// The checks above can fail.
+// The checks above must be able to fail.
 
 const std::string kSource =
     "#include <a>\nint other(const C& c) {\n  return c.seed;\n}\n\nstd::string f(const C& c,\n              int b) {\n"
@@ -492,9 +494,10 @@ TEST(Docs, TheLicenceIsNamedByItsIdentifier) {
   EXPECT_TRUE(read_file(kRoot + "LICENSE").starts_with("SPDX-License-Identifier: Apache-2.0\n"));
 }
 
-/// tests/cli/words_out_of_use.txt, which says what its lines mean.
+/// Contents of tests/cli/words_out_of_use.txt; that file explains its lines.
 struct WordsOutOfUse {
   std::map<std::string, std::string> instead;              // of each word or phrase
+  std::map<std::string, std::string> identifiers;          // names in sources
   std::vector<std::pair<std::string, std::string>> allow;  // file or folder, text
 };
 WordsOutOfUse read_words(const std::string& text) {
@@ -508,8 +511,12 @@ WordsOutOfUse read_words(const std::string& text) {
                              line.substr(colon + 2, bar - colon - 2));
       continue;
     }
-    std::istringstream words(line.substr(0, colon));
-    for (std::string word; std::getline(words, word, ',');) out.instead[trimmed(word)] = line.substr(colon + 2);
+    constexpr std::string_view kIdentifier = "identifier ";
+    const bool identifier = line.starts_with(kIdentifier);
+    std::istringstream words(
+        line.substr(identifier ? kIdentifier.size() : 0, colon - (identifier ? kIdentifier.size() : 0)));
+    for (std::string word; std::getline(words, word, ',');)
+      (identifier ? out.identifiers : out.instead)[trimmed(word)] = line.substr(colon + 2);
   }
   return out;
 }
@@ -518,7 +525,7 @@ const WordsOutOfUse& words_out_of_use() {
   return words;
 }
 
-/// In small letters, with one space for every blank, line end and the slashes that begin a comment's lines.
+/// Lower-cases the text and replaces blanks, line ends and comment slashes between lines by one space.
 std::string as_words(const std::string& text) {
   std::string out;
   for (const std::string& line : lines_of(text)) {
@@ -533,11 +540,11 @@ std::string as_words(const std::string& text) {
   return out;
 }
 
-/// Words of a file's text that are out of use, with what to say instead and the text around them.
+/// Words of a file's text that are out of use, each with its replacement and context.
 std::vector<std::string> bad_words(const std::string& file, const std::string& text, const WordsOutOfUse& words) {
   std::string rest = as_words(text);
   for (const auto& [place, allowed] : words.allow) {
-    const std::string part = as_words(allowed).substr(0, allowed.size());  // without the blank at its end
+    const std::string part = as_words(allowed).substr(0, allowed.size());  // without the trailing blank
     for (size_t at; file.starts_with(place) && (at = rest.find(part)) != rest.npos;) rest.replace(at, part.size(), "…");
   }
   std::vector<std::string> found;
@@ -550,38 +557,58 @@ std::vector<std::string> bad_words(const std::string& file, const std::string& t
   return found;
 }
 
-/// The string literals of a source, a line each; those that follow each other are one. Comments are left out.
-std::string literals_of(const std::string& source) {
-  std::string out;
+/// The string literals of a source, one per line, with adjacent ones joined; and its code, with literals replaced by ""
+/// and without comments.
+struct SourceText {
+  std::string literals, code;
+};
+SourceText split_source(const std::string& source) {
+  SourceText out;
   bool after_literal = false;
   for (size_t i = 0; i < source.size(); ++i) {
     const char c = source[i];
     if (source.compare(i, 2, "//") == 0) {
       i = std::min(source.find('\n', i), source.size());
+      out.code += '\n';
     } else if (source.compare(i, 2, "/*") == 0) {
       i = std::min(source.find("*/", i), source.size() - 1) + 1;
     } else if (c == '\'' && (i == 0 || !std::isxdigit(static_cast<unsigned char>(source[i - 1])))) {
       for (++i; i < source.size() && source[i] != '\''; ++i)
         if (source[i] == '\\') ++i;
+      out.code += "''";
       after_literal = false;
     } else if (c == '"' && i > 0 && source[i - 1] == 'R') {
       const size_t open = source.find('(', i);
       const std::string close = ")" + source.substr(i + 1, open - i - 1) + "\"";
       const size_t end = source.find(close, open);
-      out += source.substr(open + 1, end - open - 1) + "\n";
+      out.literals += source.substr(open + 1, end - open - 1) + "\n";
+      out.code += "\"\"";
       i = end + close.size() - 1;
     } else if (c == '"') {
-      if (after_literal) out.pop_back();
+      if (after_literal) out.literals.pop_back();
       for (++i; i < source.size() && source[i] != '"'; ++i) {
         if (source[i] == '\\') ++i;
-        out += source[i];
+        out.literals += source[i];
       }
-      out += '\n', after_literal = true;
-    } else if (!std::isspace(static_cast<unsigned char>(c))) {
-      after_literal = false;
+      out.code += "\"\"";
+      out.literals += '\n', after_literal = true;
+    } else {
+      out.code += c;
+      if (!std::isspace(static_cast<unsigned char>(c))) after_literal = false;
     }
   }
   return out;
+}
+
+/// Lines of a source with an identifier that is out of use, each with its replacement.
+std::vector<std::string> bad_identifiers(const std::string& file, const std::string& source,
+                                         const WordsOutOfUse& words) {
+  std::vector<std::string> found;
+  for (const std::string& line : lines_of(split_source(source).code))
+    for (const auto& [name, instead] : words.identifiers)
+      if (find_word(line, name) != line.npos)
+        found.push_back(fmt::format("{}: identifier '{}' in '{}'; name it: {}", file, name, trimmed(line), instead));
+  return found;
 }
 
 TEST(Docs, HelpAndKeysUseTheWordsOfTheField) {
@@ -601,13 +628,41 @@ TEST(Docs, PagesHeadersAndMessagesUseTheWordsOfTheField) {
     for (const auto& f : fs::recursive_directory_iterator(kRoot + folder)) {
       const std::string file = fs::relative(f.path(), kRoot);
       if (file.ends_with(".h")) texts[file] = read_file(f.path());
-      if (file.ends_with(".cc") && !file.ends_with("_test.cc")) texts[file] = literals_of(read_file(f.path()));
+      if (file.ends_with(".cc") && !file.ends_with("_test.cc"))
+        texts[file] = split_source(read_file(f.path())).literals;
     }
   EXPECT_GT(texts.size(), 500u);
   std::vector<std::string> found;
   for (const auto& [file, text] : texts)
     for (const std::string& fault : bad_words(file, text, words)) found.push_back(fault);
   EXPECT_EQ(joined(found), "");
+}
+
+TEST(Docs, SourcesUseNoIdentifierThatIsOutOfUse) {
+  const WordsOutOfUse& words = words_out_of_use();
+  EXPECT_GT(words.identifiers.size(), 3u);
+  std::vector<std::string> found;
+  size_t sources = 0;
+  for (const char* folder : {"maxdiffusion", "apps", "tests", "bench", "examples"})
+    for (const auto& f : fs::recursive_directory_iterator(kRoot + folder)) {
+      const std::string file = fs::relative(f.path(), kRoot);
+      if (!file.ends_with(".h") && !file.ends_with(".cc")) continue;
+      ++sources;
+      for (const std::string& fault : bad_identifiers(file, read_file(f.path()), words)) found.push_back(fault);
+    }
+  EXPECT_GT(sources, 800u);
+  EXPECT_EQ(joined(found), "");
+}
+
+TEST(DocsCheck, IdentifiersOutOfUseAreNamed) {
+  const WordsOutOfUse words = read_words("identifier given, own: what it is\ndrawn: sampled\n");
+  EXPECT_EQ(words.identifiers.size(), 2u);
+  EXPECT_EQ(words.instead.size(), 1u);
+  const auto found = [&](const char* source) { return joined(bad_identifiers("a.cc", source, words)); };
+  EXPECT_TRUE(found("int a = own;  // b\n").starts_with("a.cc: identifier 'own' in 'int a = own;"));
+  EXPECT_TRUE(found("int a = own;").ends_with("name it: what it is\n"));
+  EXPECT_TRUE(contains(found("f(x.given(1));"), "'given'"));
+  EXPECT_EQ(found("// own\n/* given */ f(\"own\", R\"(given)\", own_rows, is_given, drawn); int owner, Own;"), "");
 }
 
 TEST(DocsCheck, WordsOutOfUseAreNamed) {
@@ -622,7 +677,7 @@ TEST(DocsCheck, WordsOutOfUseAreNamed) {
   EXPECT_EQ(found("a.h", "Pieces of eight\n"), "");
   EXPECT_TRUE(contains(found("b.h", "pieces of eight\n"), "'pieces'"));
   EXPECT_EQ(found("b/c.h", "draw\n"), "");
-  EXPECT_EQ(literals_of("// \"a\"\nf('\"', \"b \"\n  \"c\\\"d\"); /* \"e\" */ g(\"h\", R\"x(i\")x\");"),
+  EXPECT_EQ(split_source("// \"a\"\nf('\"', \"b \"\n  \"c\\\"d\"); /* \"e\" */ g(\"h\", R\"x(i\")x\");").literals,
             "b c\"d\nh\ni\"\n");
 }
 
@@ -677,7 +732,7 @@ TEST(DocsCheck, RowsWithoutProofAreNamed) {
   EXPECT_EQ(faults("| S1-1…2 | x | `A.C`; not yet: more |\n", none), "S1-1…2: there is no test A.C\n");
   EXPECT_EQ(faults("| S1-1…2 | x | [a](a.md#of-nothing) |\n", none), "S1-1…2: there is no heading a.md#of-nothing\n");
   EXPECT_EQ(faults("| S1-1…2 | x | ok |\n", none), "S1-1…2: has neither test nor heading nor \"not yet: …\"\n");
-  // Citations are two-sided.
+  // Citations go both ways.
   EXPECT_EQ(faults("| S1-1…2 | x | `A.B`, [a](a.md#of-it-all) |\n", none), "S1-1…2: A.B does not name it\n");
   EXPECT_EQ(faults("| S1-1…2 | x | `A.B` |\n", first), "S1-2: none of the tests that its row cites names it\n");
   EXPECT_EQ(faults("| S1-1 | x | `A.B` |\n| S1-2 | x | [a](a.md#of-it-all) |\n", both),

@@ -1,4 +1,4 @@
-// `doctor` on machines that are broken in ways that can be made here: it names cause and cure, and never goes down.
+// `doctor` on broken machines, as far as they can be simulated here: it names the cause and the fix, and never crashes.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -15,7 +15,7 @@ namespace fs = std::filesystem;
 
 const std::string kPlugins = MD_BINARY_DIR "/test_plugins/", kDoctor = MD_BINARY_DIR "/maxdiffusion doctor ";
 
-/// That a run found `cause` in an error of this name, said what mends it, and ended with this status.
+/// Expects that a run reported `cause` in an error of this name, printed its fix, and exited with this status.
 void expect_error(const Outcome& o, const std::string& name, const std::string& cause, const std::string& cure,
                   int status) {
   EXPECT_EQ(o.status, status) << o.out << o.err;
@@ -86,7 +86,7 @@ TEST(Doctor, NamesACacheThatCannotBeRead) {
   write_file_atomic(t / "file", "");
   expect_error(shell("HF_HUB_CACHE=" + t / "file " + kDoctor), "hub cache", "Not a directory", "HF_HUB_CACHE=FOLDER",
                4);
-  if (::getuid() != 0) return;  // who may read everything
+  if (::getuid() != 0) return;  // root may read everything
   fs::create_directory(t / "closed");
   fs::permissions(t / "closed", fs::perms::none);
   fs::permissions(t.path(), fs::perms::all);
@@ -99,12 +99,12 @@ TEST(Doctor, NamesADiskThatIsFull) {
   const TemporaryFolder t;
   expect_error(shell("ulimit -f 100; " + kDoctor + "output_dir=" + t.path()), "outputs", "a file cannot be written",
                "ulimit -f unlimited", 4);
-  // A disk of 1 MiB, where this machine lets one be made.
+  // A disk of 1 MiB, if this machine allows creating one.
   const std::string mount = "mount -t tmpfs -o size=1m none " + t.path() + " && ";
   if (shell("unshare -rm sh -c '" + mount + "true'").status != 0) return;
   const Outcome o = shell("unshare -rm sh -c '" + mount + "head -c 1m /dev/zero >" + t / "all; " + kDoctor +
                           "output_dir=" + t.path() + "'");
-  expect_error(o, "outputs", "No space left on device; 0 MiB are free", "which shows what takes it; or output_dir=", 4);
+  expect_error(o, "outputs", "No space left on device; 0 MiB are free", "which shows what uses it; or output_dir=", 4);
 }
 
 TEST(Doctor, SaysWhatAConfigTakes) {

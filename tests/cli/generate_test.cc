@@ -1,11 +1,13 @@
-// Which model `generate` samples with, and where its files go.
+// Which model `generate` samples, and where it writes files.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/media/image.h"
 #include "tests/cli/command.h"
 #include "tests/tiny_run.h"
 
@@ -14,9 +16,10 @@ namespace {
 
 namespace fs = std::filesystem;
 const std::string kModel = MD_SOURCE_DIR "/tests/golden/pipelines/sd",
-                  kNewModel = MD_SOURCE_DIR "/configs/models/emoji";
+                  kNewModel = MD_SOURCE_DIR "/configs/models/emoji",
+                  kQuick = "xla_flags=--xla_backend_optimization_level=0";  // as in generate.yml
 
-/// A run as training leaves it, of a model that its config starts from random weights.
+/// A finished training run whose config starts the model from random weights.
 class Generate : public testing::Test {
  protected:
   Generate() { write_run("mine", "train_new_unet: true\ntrain_new_vae: true\nrandom_text_encoder: true\n"); }
@@ -36,7 +39,7 @@ class Generate : public testing::Test {
     words.insert(words.begin(), {command, config});
     return maxdiffusion(words);
   }
-  /// Names in a folder below the test's, without the run's own files.
+  /// File names in a subfolder of the test's folder, without the run's own files.
   std::vector<std::string> names_in(const std::string& folder) {
     std::vector<std::string> names;
     for (const auto& f : fs::directory_iterator(t / folder))
@@ -55,26 +58,30 @@ TEST_F(Generate, FindsTheRunNextToItsConfigOrInItsFolder) {
   Outcome o = generate(run);  // the folder
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "the run's checkpoint " + run + "/checkpoints/3 is used")) << o.err;
-  const std::string image = read_file(run + "/image_0.png");
+  const std::string image = pixels_of(run + "/image_0.png");
 
   fs::copy(run, t / "moved", fs::copy_options::recursive);
   fs::remove_all(run);
   o = generate(t / "moved/config.yml");
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "the run's checkpoint " + (t / "moved/checkpoints/3") + " is used")) << o.err;
-  EXPECT_EQ(read_file(t / "moved/image_1.png"), image);
-  // output_dir says where images go, not where the run is.
+  EXPECT_EQ(pixels_of(t / "moved/image_1.png"), image);
+  // output_dir sets where images are written, not where the run is.
   o = generate(t / "moved/config.yml", {"output_dir=" + (t / "images")});
   ASSERT_EQ(o.status, 0) << o.err;
-  EXPECT_EQ(read_file(t / "images/image_0.png"), image);
+  EXPECT_EQ(pixels_of(t / "images/image_0.png"), image);
   EXPECT_EQ(names_in("moved"), (Names{"image_0.png", "image_1.png"}));
-  // A run's folder is a model, too.
+  // An image of a run is reproduced with the checkpoint that made it.
+  o = maxdiffusion({"generate", t / "images/image_0.png", kQuick});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(read_file(t / "images/image_1.png"), read_file(t / "images/image_0.png"));
+  // A run's folder can also be used as a model.
   o = generate(MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                {"pretrained_model_name_or_path=" + (t / "moved"), "output_dir=" + (t / "model"), "resolution=16",
                 "num_inference_steps=1", "prompt=heart"});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "the run's newest checkpoint is of step 3")) << o.err;
-  EXPECT_EQ(read_file(t / "model/image_0.png"), image);
+  EXPECT_EQ(pixels_of(t / "model/image_0.png"), image);
 }
 
 TEST_F(Generate, FindsTheRunOfAnyOtherConfigByItsNameInEitherOutputDir) {
@@ -82,7 +89,7 @@ TEST_F(Generate, FindsTheRunOfAnyOtherConfigByItsNameInEitherOutputDir) {
   Outcome o = generate(t / "own.yml");
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_EQ(names_in("runs/mine"), Names{"image_0.png"});
-  // As it was trained: the run is below it, so it is not where images go.
+  // The same output_dir as in training contains the run, so images go to the run's folder.
   o = generate(t / "own.yml", {"output_dir=" + (t / "runs")});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_EQ(names_in("runs/mine"), (Names{"image_0.png", "image_1.png"}));
@@ -107,17 +114,17 @@ TEST_F(Generate, IsRefusedWithoutACheckpointOfTheRunThatIsMeant) {
   EXPECT_TRUE(contains(o.err, "run_name is empty; expected a run with a checkpoint")) << o.err;
   EXPECT_FALSE(exists(t / "empty"));
 
-  // Nor is the base model sampled in place of a run, with LoRA or without.
+  // Nor is the base model sampled instead of a run, with or without LoRA.
   for (const char* keys : {"train_lora: true\n", ""}) {
     write_run("tuned", keys, kModel);
-    fs::remove_all(t / "runs/tuned/checkpoints/3/training_state");  // no checkpoint any more
+    fs::remove_all(t / "runs/tuned/checkpoints/3/training_state");  // no checkpoint is left
     o = generate(t / "runs/tuned");
     EXPECT_EQ(o.status, 2);
     EXPECT_TRUE(contains(o.err, "there is no checkpoint of the run 'tuned' in '" + (t / "runs/tuned/checkpoints'")))
         << o.err;
     fs::remove_all(t / "runs/tuned");
   }
-  // Where a config names a model and the command line any run, the model is sampled, and that is said.
+  // If a config names a model and the command line a run without checkpoint, the model is sampled, with a warning.
   write_file_atomic(t / "base.yml", "base: " MD_SOURCE_DIR
                                     "/tests/pipelines/generate.yml\nresolution: 16\nnum_inference_steps: 1\nprompt: "
                                     "heart\npretrained_model_name_or_path: " +
@@ -163,13 +170,13 @@ TEST_F(Generate, MakesAsManyImagesAsItsKeySaysAndNumbersThemOn) {
   EXPECT_EQ(names_in("runs/mine"), (Names{"image_0.png", "image_1.png"}));
   const std::string first = read_file(run + "/image_0.png"), second = read_file(run + "/image_1.png");
   write_file_atomic(run + "/image_9.jpeg", "somebody's");
-  ASSERT_EQ(generate(run, {"prompt=[blue, red]", "seed=5"}).status, 0);  // whatever the batch of training is
+  ASSERT_EQ(generate(run, {"prompt=[blue, red]", "seed=5"}).status, 0);  // regardless of the training batch size
   EXPECT_EQ(names_in("runs/mine"),
             (Names{"image_0.png", "image_1.png", "image_10.png", "image_11.png", "image_9.jpeg"}));
   EXPECT_EQ(read_file(run + "/image_0.png"), first);
   EXPECT_EQ(read_file(run + "/image_1.png"), second);
   EXPECT_NE(read_file(run + "/image_10.png"), first);
-  // Arrays likewise.
+  // The same for arrays.
   for (int i = 0; i < 3; ++i) ASSERT_EQ(generate(run, {"output_type=np", "output_dir=" + (t / "arrays")}).status, 0);
   ASSERT_EQ(generate(run, {"output_type=latent", "output_dir=" + (t / "arrays")}).status, 0);
   EXPECT_EQ(names_in("arrays"),
@@ -177,7 +184,7 @@ TEST_F(Generate, MakesAsManyImagesAsItsKeySaysAndNumbersThemOn) {
 }
 
 TEST_F(Generate, UnderTheReferencesNamesCountsAndNamesAsTheReference) {
-  // One prompt is a whole batch, in output_dir, from 0 on each time.
+  // One prompt fills a whole batch in output_dir, and file numbers start at 0 each time.
   ASSERT_EQ(generate(config, {}, "generate_sd").status, 0);
   EXPECT_EQ(names_in("runs"), (Names{"image_0.png", "image_1.png", "image_2.png", "image_3.png"}));
   const std::string first = read_file(t / "runs/image_0.png");
@@ -198,7 +205,7 @@ TEST_F(Generate, SaysWhatWouldTakeLessMemory) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the sanitizer reserves more memory than a process of this test may have";
 #endif
-  // 11.5 GiB for one image.
+  // Needs 11.5 GiB for one image.
   const Outcome o = shell("ulimit -v 3000000; exec " MD_BINARY_DIR "/maxdiffusion generate " + run +
                           " resolution=8192 num_inference_steps=4 guidance_scale=1");
   EXPECT_EQ(o.status, 6) << o.err;
@@ -220,9 +227,9 @@ std::string scheduler_config(const std::string& name) {
 
 class Samplers : public testing::Test {
  protected:
-  /// A copy of a model of the tests with this scheduler_config.json.
+  /// A copy of a test model with this scheduler_config.json.
   std::string model(const std::string& text, const std::string& from = kModel) {
-    const std::string folder = t / fmt::format("model_{}", ++models_);
+    std::string folder = t / fmt::format("model_{}", ++models_);
     fs::copy(from, folder, fs::copy_options::recursive);
     auto index = parse_json(read_file(folder + "/model_index.json"));
     const auto config = parse_json_or_discard(text);
@@ -231,7 +238,7 @@ class Samplers : public testing::Test {
     write_file_atomic(folder + "/scheduler/scheduler_config.json", text);
     return folder;
   }
-  /// What it says; the file that it leaves is returned where all is well.
+  /// Samples once and returns the output; if it succeeds, checks that it left one file.
   Outcome sample(const std::string& model, std::vector<std::string> words = {}) {
     words.insert(words.begin(),
                  {"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "pretrained_model_name_or_path=" + model,
@@ -252,11 +259,11 @@ TEST_F(Samplers, EveryConfigThatDiffusersSavesIsOpenedSampledAndSavedLetterByLet
   for (const auto& c : scheduler_configs()) {
     const std::string name = c["name"], text = c["text"];
     SCOPED_TRACE(name);
-    const bool flux = text.find("FlowMatchEuler") != text.npos, wan = name == "wan";
+    const bool flux = text.find("FlowMatch") != text.npos, wan = name == "wan";
     const std::string folder = model(text, MD_SOURCE_DIR "/tests/golden/" + std::string(flux  ? "flux/dev"
                                                                                         : wan ? "wan/t2v"
                                                                                               : "pipelines/sd"));
-    const Outcome o = sample(folder, {"num_inference_steps=4"});  // PNDM's least
+    const Outcome o = sample(folder, {"num_inference_steps=4"});  // PNDM's minimum
     ASSERT_EQ(o.status, 0) << o.err;
     EXPECT_FALSE(contains(o.err, "\nW ")) << o.err;
     EXPECT_TRUE(exists(t / "out/latents.safetensors"));
@@ -265,7 +272,7 @@ TEST_F(Samplers, EveryConfigThatDiffusersSavesIsOpenedSampledAndSavedLetterByLet
     EXPECT_EQ(read_file(copy + "/scheduler/scheduler_config.json"), text);
     ++sampled;
   }
-  EXPECT_EQ(sampled, 18);
+  EXPECT_EQ(sampled, 27);
 }
 
 TEST_F(Samplers, WhatTrainingSavesIsReadByPythonAsWell) {
@@ -276,7 +283,7 @@ TEST_F(Samplers, WhatTrainingSavesIsReadByPythonAsWell) {
                                   "max_train_steps=1", "prediction_type=v_prediction", "prompt=heart",
                                   "sample_every=-1", "num_inference_steps=2", "scheduler=unipc"});
   ASSERT_EQ(o.status, 0) << o.err;
-  // The word is for the samples alone.
+  // The key affects sampling only.
   EXPECT_TRUE(contains(o.err, "\"UniPCMultistepScheduler\" (from scheduler=unipc; ")) << o.err;
   const std::string saved = read_file(t / "run/checkpoints/1/scheduler/scheduler_config.json");
   EXPECT_TRUE(contains(saved, "\"lambda_min_clipped\": -Infinity,")) << saved;
@@ -289,25 +296,25 @@ TEST_F(Samplers, AnUnsupportedClassIsNamedBeforeItsFieldsAndCanBeReplaced) {
     std::string text = scheduler_config("sdxl_turbo");
     return model(text.replace(text.find("EulerAncestral"), 14, name));
   };
-  const std::string heun = turbo_of("Heun");
-  Outcome o = sample(heun);
+  const std::string edm = turbo_of("EDMEuler");
+  Outcome o = sample(edm);
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(
-      contains(o.err, "the sampler HeunDiscreteScheduler is not supported; expected one of: DDPMScheduler, DDIM"))
+      contains(o.err, "the sampler EDMEulerDiscreteScheduler is not supported; expected one of: DDPMScheduler, DDIM"))
       << o.err;
   EXPECT_TRUE(contains(o.err, "try: scheduler=NAME, which samples with another: ddpm, ddim, ")) << o.err;
   EXPECT_FALSE(contains(o.err, "encoded after")) << "found out after work: " << o.err;
-  // LCM's own members do not come first.
-  o = sample(model(R"({"_class_name": "LCMScheduler", "original_inference_steps": 50, "thresholding": true})"));
+  // The sampler is reported before its members are checked.
+  o = sample(model(R"({"_class_name": "IPNDMScheduler", "prediction_steps": 50, "thresholding": true})"));
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "the sampler LCMScheduler is not supported")) << o.err;
-  EXPECT_FALSE(contains(o.err, "original_inference_steps") || contains(o.err, "thresholding")) << o.err;
+  EXPECT_TRUE(contains(o.err, "the sampler IPNDMScheduler is not supported")) << o.err;
+  EXPECT_FALSE(contains(o.err, "prediction_steps") || contains(o.err, "thresholding")) << o.err;
   o = sample(model(R"({"_class_name": "UniPCMultistepScheduler", "disable_corrector": true})"));
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "disable_corrector is true; expected the list of the steps that are not corrected"))
       << o.err;
 
-  o = sample(heun, {"scheduler=euler"});
+  o = sample(edm, {"scheduler=euler"});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "\"EulerDiscreteScheduler\" (from scheduler=euler; the model folder has")) << o.err;
   const std::string euler = latents();
@@ -316,7 +323,8 @@ TEST_F(Samplers, AnUnsupportedClassIsNamedBeforeItsFieldsAndCanBeReplaced) {
 }
 
 TEST_F(Samplers, AreChosenByTheirNames) {
-  // What a mapping says otherwise, its class aside, stays; the word wins over the file's Karras levels.
+  // Members of the config mapping other than the class still apply; the `scheduler` key overrides the file's Karras
+  // sigmas.
   const std::string karras = model(scheduler_config("sd_dpm"));
   ASSERT_EQ(sample(karras).status, 0);
   const std::string published = latents();
@@ -334,7 +342,7 @@ TEST_F(Samplers, AreChosenByTheirNames) {
                 .status,
             0);
   EXPECT_EQ(latents(), published);
-  // Nothing is clipped unless the file says so.
+  // Samples are only clipped if the file says so.
   ASSERT_EQ(sample(karras, {"scheduler=ddim"}).status, 0);
   const std::string ddim = latents();
   ASSERT_EQ(sample(karras, {"diffusion_scheduler_config={_class_name: DDIMScheduler, use_karras_sigmas: false, "
@@ -343,7 +351,7 @@ TEST_F(Samplers, AreChosenByTheirNames) {
             0);
   EXPECT_EQ(latents(), ddim);
 
-  // Models that flow take those that can.
+  // Flow models accept the samplers that support flow.
   const std::string wan = MD_SOURCE_DIR "/tests/golden/wan/t2v", flux = MD_SOURCE_DIR "/tests/golden/flux/dev";
   ASSERT_EQ(sample(wan, {"scheduler=euler", "flow_shift=3"}).status, 0);
   const std::string euler = latents();
@@ -357,19 +365,70 @@ TEST_F(Samplers, AreChosenByTheirNames) {
   }
   Outcome o = sample(flux, {"scheduler=ddim"});
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "this is a flow-matching model; try flow_euler, dpmpp_2m or unipc")) << o.err;
+  EXPECT_TRUE(contains(
+      o.err, "this is a flow-matching model; try flow_euler, flow_heun, flow_lcm, dpmpp_2m, unipc, deis or sa_solver"))
+      << o.err;
   o = sample(karras, {"scheduler=flow_euler"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "this one predicts epsilon; try ddpm, ddim, pndm, lms, euler, ")) << o.err;
+}
+
+TEST_F(Samplers, NoiseLevelsAreSpacedAsTheirKeySays) {
+  const std::string folder = model(scheduler_config("sdxl"));
+  ASSERT_EQ(sample(folder, {"scheduler=euler_karras", "num_inference_steps=4"}).status, 0);
+  const std::string karras = latents();
+  std::set<std::string> all;
+  for (const char* schedule : {"training", "karras", "exponential", "beta", "kl_optimal", "simple", "sgm_uniform",
+                               "ays_sd15", "ays_sdxl", "ays_svd"}) {
+    const Outcome o = sample(folder, {std::string("sigma_schedule=") + schedule, "num_inference_steps=4"});
+    ASSERT_EQ(o.status, 0) << schedule << o.err;
+    if (schedule == std::string("karras")) {
+      EXPECT_EQ(latents(), karras);
+    }
+    all.insert(latents());
+  }
+  EXPECT_EQ(all.size(), 10u);
+  // The key overrides the name; samplers over sigmas that have no such option in diffusers accept it too.
+  ASSERT_EQ(sample(folder, {"scheduler=euler", "sigma_schedule=karras", "num_inference_steps=4"}).status, 0);
+  EXPECT_EQ(latents(), karras);
+  ASSERT_EQ(sample(folder, {"scheduler=euler_a", "sigma_schedule=karras", "num_inference_steps=4"}).status, 0);
+  Outcome o = sample(folder, {"scheduler=lcm", "sigma_schedule=beta"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "sigma_schedule is 'beta', but LCMScheduler steps over timesteps, not sigmas")) << o.err;
+  o = sample(folder, {"sigma_schedule=karas"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "sigma_schedule")) << o.err;
+}
+
+TEST_F(Samplers, AllNamesSampleTheModelsThatTheyAreFor) {
+  const std::string noise = model(scheduler_config("sd15")), flow = MD_SOURCE_DIR "/tests/golden/wan/t2v";
+  const std::string refusal = sample(noise, {"scheduler=restart"}).err, before = "expected one of: ";
+  std::string names = refusal.substr(refusal.find(before) + before.size());
+  names = names.substr(0, names.find('\n'));
+  std::set<std::string> all;
+  for (size_t at = 0; at < names.size();) {
+    const size_t end = std::min(names.find(", ", at), names.size());
+    const std::string word = names.substr(at, end - at);
+    at = end + 2;
+    const Outcome o = sample(word.starts_with("flow_") ? flow : noise, {"scheduler=" + word, "num_inference_steps=5"});
+    ASSERT_EQ(o.status, 0) << word << o.err;
+    EXPECT_TRUE(all.insert(latents()).second) << word << " is another's";
+  }
+  EXPECT_EQ(all.size(), 31u) << names;
+  for (const char* word : {"heun", "lcm"}) {
+    ASSERT_EQ(sample(flow, {std::string("scheduler=") + word}).status, 0);
+    const std::string named = latents();
+    ASSERT_EQ(sample(flow, {std::string("scheduler=flow_") + word}).status, 0);
+    EXPECT_EQ(latents(), named);
+  }
 }
 
 TEST_F(Samplers, NamesThatAreNoneAreRefusedWithTheList) {
   const std::string list = "expected one of: ddpm, ddim, pndm, lms, lms_karras, euler, ",
                     nearest = "expected one of: euler, ddpm, ddim, pndm, lms, lms_karras, ";
   for (const auto& [name, text] : {std::pair{"eulr", "try: scheduler=euler\n"},
-                                   {"dpm2_a", "which is not supported; "},
-                                   {"lcm", "which is not supported; "},
-                                   {"Heun", "which is not supported; "},
+                                   {"dpmpp_sde", "which is not supported; "},
+                                   {"Restart", "which is not supported; "},
                                    {"cosine", "try: lr_scheduler=cosine"}}) {
     const Outcome o = sample(kModel, {std::string("scheduler=") + name});
     EXPECT_EQ(o.status, 2);
@@ -378,9 +437,75 @@ TEST_F(Samplers, NamesThatAreNoneAreRefusedWithTheList) {
   }
 }
 
+TEST_F(Samplers, ImagesCarryTheirSettingsAndAreGeneratedAgainToTheBit) {
+  const std::string folder = model(scheduler_config("sd15")), out = t / "out";
+  std::vector<std::string> words = {"prompt=[\"a: (heart) # [x]\", \"blue\"]",
+                                    "negative_prompt=grey",
+                                    "prompt_syntax=a1111",
+                                    "num_images_per_prompt=2",
+                                    "scheduler=heun_karras",
+                                    "guidance_scale=4.5",
+                                    "sample_seed=7",
+                                    "clip_skip=1",
+                                    "output_type=png",
+                                    "guidance_interval=[0.2, 1]",
+                                    "hf_access_token=hf_SECRET"};
+  ASSERT_EQ(sample(folder, words).status, 0);
+  std::vector<std::string> made;
+  for (int i = 0; i < 4; ++i) made.push_back(read_file(fmt::format("{}/image_{}.png", out, i)));
+  EXPECT_EQ(std::set<std::string>(made.begin(), made.end()).size(), 4u);
+  for (int i : {3, 0}) {
+    const Outcome o = maxdiffusion({"generate", fmt::format("{}/image_{}.png", out, i), kQuick});
+    ASSERT_EQ(o.status, 0) << o.err;
+    EXPECT_EQ(read_file(fmt::format("{}/image_{}.png", out, i == 3 ? 4 : 5)), made[static_cast<size_t>(i)]) << i;
+  }
+  EXPECT_FALSE(exists(out + "/image_6.png"));
+  Outcome o = maxdiffusion({"generate", out + "/image_3.png", "guidance_scale=2", "output_dir=" + (t / "other")});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_NE(read_file(t / "other/image_0.png"), made[3]);
+  EXPECT_TRUE(contains(read_file(t / "other/image_0.png"), "guidance_scale: 2")) << o.err;
+
+  o = maxdiffusion({"inspect", "image", out + "/image_3.png"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  for (const char* message :
+       {"maxdiffusion:\n# maxdiffusion ", "\nscheduler: heun_karras\n", "\nonly_image: 3\n", "\nsample_seed: 7\n",
+        "parameters:\nblue\nNegative prompt: grey\nSteps: 2, Sampler: Heun, ",
+        ", Schedule type: Karras, CFG scale: 4.5, Seed: 7, ", ", Clip skip: 2, "})
+    EXPECT_TRUE(contains(o.out, message)) << message << "\n" << o.out;
+  EXPECT_TRUE(contains(o.out, "pretrained_model_name_or_path: \"" + folder + "\"\n")) << o.out;
+  EXPECT_FALSE(contains(o.out, "SECRET") || contains(o.out, "output_dir")) << o.out;
+
+  // Images may come from untrusted sources.
+  const std::string hostile = t / "hostile.png", marker = t / "dump";
+  std::string settings =
+      png_texts({reinterpret_cast<const uint8_t*>(made[3].data()), made[3].size()}, "3").at("maxdiffusion");
+  settings += "plugin: /tmp/plugin.so\nxla_flags: --xla_dump_to=" + marker + "\noutput_dir: " + (t / "elsewhere") +
+              "\nhf_access_token: hf_OTHER\n\"run_name\": x\n";
+  write_png(hostile, HostArray(Shape{DType::u8, {8, 8, 3}}), {{"maxdiffusion", settings}});
+  o = maxdiffusion({"generate", hostile, kQuick});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(pixels_of(t / "image_0.png"), pixels_of(out + "/image_3.png"));
+  EXPECT_FALSE(exists(marker) || exists(t / "elsewhere"));
+  for (const char* key : {"plugin", "xla_flags", "output_dir", "hf_access_token", "\"run_name\""})
+    EXPECT_TRUE(contains(o.err, std::string(key) + " ignored: '" + hostile + "' names it")) << key << o.err;
+  EXPECT_FALSE(contains(o.err, "hf_OTHER")) << o.err;
+
+  for (const auto& [command, message] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{"generate", out + "/image_3.png", "only_image=4"}, "only_image is 4; expected 0 to 3: 4 images are"},
+           {{"generate", t / "nothing.png"}, "nothing.png"},
+           {{"generate", MD_SOURCE_DIR "/docs/images/loss.png"},
+            "has no settings; expected an image that maxdiffusion"},
+           {{"inspect", "image"}, "inspect image: expected one PNG file"},
+           {{"inspect", "image", folder + "/model_index.json"}, "is not a PNG file"}}) {
+    const Outcome refused = maxdiffusion(command);
+    EXPECT_NE(refused.status, 0);
+    EXPECT_TRUE(contains(refused.err, message)) << refused.err;
+  }
+}
+
 // --- Folders --------------------------------------------------------------------------------------------------------
 
-TEST_F(Samplers, FoldersOfImageToImageSampleFromNoiseAndSaySo) {
+TEST_F(Samplers, FoldersOfImageToImageSampleFromNoiseWithoutAnImage) {
   const std::string folder = model(scheduler_config("sd15"));
   auto index = parse_json(read_file(folder + "/model_index.json"));
   ASSERT_EQ(sample(folder).status, 0);
@@ -390,15 +515,12 @@ TEST_F(Samplers, FoldersOfImageToImageSampleFromNoiseAndSaySo) {
     write_file_atomic(folder + "/model_index.json", index.dump());
     const Outcome o = sample(folder);
     ASSERT_EQ(o.status, 0) << o.err;
-    const std::string warning = "image to image is not supported: this " + std::string(name) + " generates from text";
-    EXPECT_TRUE(contains(o.err, warning)) << o.err;
-    EXPECT_EQ(o.err.find(warning), o.err.rfind(warning)) << o.err;
     EXPECT_EQ(latents(), plain);
   }
   change_config(folder, "unet", {{"in_channels", 9}});
   const Outcome o = sample(folder);
-  EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, folder + ": this UNet takes 9 channels: it is an inpainting model")) << o.err;
+  EXPECT_EQ(o.status, 4);
+  EXPECT_TRUE(contains(o.err, "[8,4,3,3]: in_channels is 9")) << o.err;
 }
 
 TEST_F(Samplers, SdxlWithoutItsSecondTextEncoderOrATokenizerIsRefusedByName) {
@@ -410,7 +532,7 @@ TEST_F(Samplers, SdxlWithoutItsSecondTextEncoderOrATokenizerIsRefusedByName) {
     auto changed = index;
     changed.erase(part);
     write_file_atomic(folder + "/model_index.json", changed.dump());
-    const std::string said = folder + ": model_index.json has no " + part + "; a StableDiffusionXLPipeline needs it";
+    const std::string message = folder + ": model_index.json has no " + part + "; a StableDiffusionXLPipeline needs it";
     for (const std::vector<std::string>& words :
          {std::vector<std::string>{"generate", config, model, "prompt=a", "output_dir=" + (t / "out")},
           {"train", config, model, "run_name=run", "output_dir=" + (t / "out"), "dataset_type=synthetic",
@@ -419,7 +541,7 @@ TEST_F(Samplers, SdxlWithoutItsSecondTextEncoderOrATokenizerIsRefusedByName) {
           {"convert", folder, t / "copy"}}) {
       const Outcome o = maxdiffusion(words);
       EXPECT_EQ(o.status, 2) << words[0] << o.err;
-      EXPECT_TRUE(contains(o.err, said)) << words[0] << ": " << o.err;
+      EXPECT_TRUE(contains(o.err, message)) << words[0] << ": " << o.err;
     }
     EXPECT_FALSE(exists(t / "copy"));
   }
@@ -435,9 +557,9 @@ TEST_F(Samplers, AChangedSchedulerOfACheckpointIsTakenWithAWarning) {
                                              "dataset_type=synthetic",
                                              "synthetic_num_samples=2",
                                              "per_device_batch_size=2"};
-  auto train = [&](std::vector<std::string> more) {
-    more.insert(more.begin(), training.begin(), training.end());
-    return maxdiffusion(more);
+  auto train = [&](std::vector<std::string> extra) {
+    extra.insert(extra.begin(), training.begin(), training.end());
+    return maxdiffusion(extra);
   };
   ASSERT_EQ(train({"max_train_steps=1"}).status, 0);
   const std::string checkpoint = t / "run/checkpoints/1", file = checkpoint + "/scheduler/scheduler_config.json";
@@ -463,7 +585,7 @@ TEST_F(Samplers, AChangedSchedulerOfACheckpointIsTakenWithAWarning) {
   o = train({"max_train_steps=2"});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "'" + file + "' " + changed + "a resumed run does not read it")) << o.err;
-  // Weights stay protected.
+  // Changed weights are still an error.
   const std::string weights = checkpoint + "/unet/diffusion_pytorch_model.safetensors";
   std::string bytes = read_file(weights);
   bytes.back() ^= 1;

@@ -1,4 +1,4 @@
-// Kinds of training, on a tiny Stable Diffusion folder with real images: each run does what its keys say.
+// Kinds of training, on a tiny Stable Diffusion folder with real images: each run does what its keys specify.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -20,9 +20,9 @@ namespace {
 namespace fs = std::filesystem;
 const std::string kModel = MD_SOURCE_DIR "/tests/golden/pipelines/sd";
 const std::string kQuickly =
-    "xla_flags=--xla_backend_optimization_level=0";  // half the time to compile; what is compared are keys
+    "xla_flags=--xla_backend_optimization_level=0";  // halves compile time; this test compares keys
 
-/// The end of a safetensors file, whose only tensor is f32.
+/// The last `count` floats of a safetensors file whose only tensor is f32.
 std::vector<float> last_floats(const std::string& file, size_t count) {
   std::vector<float> out(count);
   EXPECT_GE(file.size(), 4 * count);
@@ -42,7 +42,7 @@ class Kinds : public testing::Test {
       write_file_atomic(t / ("pictures/" + std::to_string(i) + ".txt"), "heart " + std::to_string(i));
     }
   }
-  Outcome train(const std::string& name, const std::vector<std::string>& more) {
+  Outcome train(const std::string& name, const std::vector<std::string>& extra) {
     std::vector<std::string> words = {"train",
                                       MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                       "run_name=" + name,
@@ -55,7 +55,7 @@ class Kinds : public testing::Test {
                                       "learning_rate=1e-3",
                                       "diffusion_scheduler_config={_class_name: DDIMScheduler}",
                                       kQuickly};
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     return maxdiffusion(words);
   }
   std::vector<double> losses(const std::string& name) {
@@ -64,7 +64,7 @@ class Kinds : public testing::Test {
     for (std::string line; std::getline(f, line);) out.push_back(parse_json(line)["loss"]);
     return out;
   }
-  /// An image of `width` columns, of which no two are alike, from column `from` of 32.
+  /// Writes an image of `width` distinct columns, starting at column `from` of 32.
   void put_image(const std::string& path, int64_t from, int64_t width) {
     HostArray rgb(Shape{DType::u8, {16, width, 3}});
     auto v = rgb.mutable_view<uint8_t>();
@@ -74,10 +74,10 @@ class Kinds : public testing::Test {
     }
     write_png(path, rgb);
   }
-  /// The file that `generate` leaves in a folder of this name.
-  std::string draw(const std::string& name, const std::vector<std::string>& more,
-                   const std::string& command = "generate") {
-    fs::remove_all(t / name);  // files of an earlier call would stay
+  /// Runs `generate` into a folder of this name and returns the bytes of the file it writes.
+  std::string generate(const std::string& name, const std::vector<std::string>& extra,
+                       const std::string& command = "generate") {
+    fs::remove_all(t / name);  // files of an earlier call would remain
     std::vector<std::string> words = {command,
                                       MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                       "pretrained_model_name_or_path=" + kModel,
@@ -88,9 +88,9 @@ class Kinds : public testing::Test {
                                       "prompt=heart",
                                       "output_type=latent",
                                       kQuickly};
-    words.insert(words.end(), more.begin(), more.end());
-    const Outcome drawn = maxdiffusion(words);
-    EXPECT_EQ(drawn.status, 0) << drawn.err;
+    words.insert(words.end(), extra.begin(), extra.end());
+    const Outcome generated = maxdiffusion(words);
+    EXPECT_EQ(generated.status, 0) << generated.err;
     for (const char* file : {"latents.safetensors", "images.safetensors", "image_0.png"})
       if (exists(t / (name + "/" + file))) return read_file(t / (name + "/" + file));
     return "";
@@ -111,7 +111,7 @@ TEST_F(Kinds, EncodingInTheStepTrainsAsTheCacheDoes) {
   ASSERT_EQ(a.size(), 3u);
   ASSERT_EQ(b.size(), 3u);
   for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(a[i], b[i], 1e-4 * a[i]) << i;
-  // Weights that nobody trains are the model folder's own files.
+  // Untrained weights are the model folder's files.
   EXPECT_EQ(weights("cached", "vae/diffusion_pytorch_model.safetensors"),
             read_file(kModel + "/vae/diffusion_pytorch_model.safetensors"));
 }
@@ -133,7 +133,7 @@ TEST_F(Kinds, TheTextEncoderIsTrainedWithTheUNet) {
   o = train("both", {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false", "max_train_steps=4"});
   EXPECT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "continues from")) << o.err;
-  // The last step went on with the key's default, a small part of the rate before.
+  // The last step used the key's default, a small fraction of the rate before.
   auto moved = [&](int from, int to) {
     auto floats = [&](int step) {
       return last_floats(
@@ -148,7 +148,7 @@ TEST_F(Kinds, TheTextEncoderIsTrainedWithTheUNet) {
   EXPECT_GT(moved(3, 4), 0.0f);
   EXPECT_LT(moved(3, 4), 5e-5f);
 
-  // The samples on the way are of the text encoder as it is by then: here it is all that changes.
+  // Samples during training use the current text encoder: here only that changes.
   o = train("shown", {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false", "learning_rate=0",
                       "text_encoder_learning_rate=0.1", "prompt=heart", "sample_every=1", "num_inference_steps=2",
                       "checkpoint_every=-1"});
@@ -163,15 +163,15 @@ TEST_F(Kinds, DreamBoothGeneratesItsClassAndTrainsOnItsSubject) {
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "5 images of the subject, 3 of its class")) << o.err;
   EXPECT_EQ(losses("dream").size(), 3u);
-  o = train("again", words);  // the class is there now
+  o = train("again", words);  // the class images exist now
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_FALSE(contains(o.err, "drawing")) << o.err;
   EXPECT_EQ(losses("again"), losses("dream"));
-  // Images that are added later are others: none is drawn twice, and together they are those of one go.
-  std::vector<std::string> at_once = words, more = words;
+  // Images added later are new: none is generated twice, and together they equal those of a single run.
+  std::vector<std::string> at_once = words, extra = words;
   at_once[1] = "class_data_dir=" + (t / "class at once");
-  at_once[4] = more[4] = "num_class_images=5";
-  for (const auto& [name, keys] : {std::pair{"at_once", at_once}, {"more", more}}) {
+  at_once[4] = extra[4] = "num_class_images=5";
+  for (const auto& [name, keys] : {std::pair{"at_once", at_once}, {"more", extra}}) {
     o = train(name, keys);
     ASSERT_EQ(o.status, 0) << o.err;
   }
@@ -224,7 +224,7 @@ TEST_F(Kinds, EvaluationMeasuresTheSameTwiceAndTrainsNothing) {
   EXPECT_NE(at_100, at_900);
   EXPECT_NEAR(lines[1].at("eval_loss"), (at_100 + at_900) / 2, 1e-8);  // nine digits are written
 
-  // Nothing learned: every evaluation is the same, and so is one with other batches of the data.
+  // Without learning every evaluation has the same result, also with another batch size.
   std::vector<std::string> still = words;
   still[0] = "eval_every=1";
   still.push_back("learning_rate=0");
@@ -238,20 +238,20 @@ TEST_F(Kinds, EvaluationMeasuresTheSameTwiceAndTrainsNothing) {
   ASSERT_EQ(train("other", other).status, 0);
   EXPECT_NEAR(evaluations("other")[0].at("eval_loss"), same[0].at("eval_loss"), 1e-6);
   EXPECT_TRUE(exists(t / "still/eval_loss.png"));
-  other[3] = "eval_max_number_of_samples_in_bucket=100";  // all there are, not the first three
+  other[3] = "eval_max_number_of_samples_in_bucket=100";  // all samples, not the first three
   ASSERT_EQ(train("all", other).status, 0);
   EXPECT_NE(evaluations("all")[0].at("eval_loss"), evaluations("other")[0].at("eval_loss"));
 
-  // LoRA matrices that are still zero, averaged, leave the model what it is; so do averages, float32, of weights in
-  // bfloat16, and a text encoder in the step; the weights of the training loss are not those of this one.
+  // The result is the same with averaged LoRA matrices that are still zero, with float32 averages of bfloat16 weights,
+  // with the training loss's SNR weights, which do not apply here, and with a text encoder in the step.
   for (const std::vector<std::string>& kind :
        {std::vector<std::string>{"train_lora=true", "ema_decay=0.9"},
         {"weights_dtype=bfloat16", "ema_decay=0.9"},
         {"snr_gamma=1"},
         {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false", "text_encoder_learning_rate=0"}}) {
-    std::vector<std::string> more = still;
-    more.insert(more.end(), kind.begin(), kind.end());
-    o = train(kind[0], more);
+    std::vector<std::string> extra = still;
+    extra.insert(extra.end(), kind.begin(), kind.end());
+    o = train(kind[0], extra);
     ASSERT_EQ(o.status, 0) << o.err;
     EXPECT_NEAR(evaluations(kind[0])[2].at("eval_loss"), same[0].at("eval_loss"), 1e-4) << kind[0];
   }
@@ -299,17 +299,17 @@ TEST_F(Kinds, LoraIsTrainedSavedResumedAndSampled) {
   const std::vector<std::string> lora = {"train_lora=true", "lora_rank=2", "lora_alpha=1", "checkpoint_every=2"};
   Outcome o = train("lora", lora);
   ASSERT_EQ(o.status, 0) << o.err;
-  std::smatch counts;  // of all parameters, and of the matrices
+  std::smatch counts;  // of all parameters, and of the LoRA matrices
   ASSERT_TRUE(
       std::regex_search(o.err, counts, std::regex(R"(: (\d+) parameters in \d+ arrays, (\d+) of them trained)")));
   EXPECT_LT(std::stoll(counts[2]), std::stoll(counts[1]) / 2);
-  // The model is the folder's own file, the matrices lie beside it.
+  // The model is the folder's file; the LoRA matrices are saved next to it.
   EXPECT_EQ(weights("lora", "unet/diffusion_pytorch_model.safetensors"),
             read_file(kModel + "/unet/diffusion_pytorch_model.safetensors"));
   for (const char* file : {"pytorch_lora_weights.safetensors", "lora_kohya.safetensors"})
     EXPECT_TRUE(exists(t / ("lora/checkpoints/3/" + std::string(file)))) << file;
 
-  // Killed after two steps, the same command ends with the same matrices.
+  // After a kill at step two, the same command yields the same LoRA matrices.
   fs::remove_all(t / "lora/checkpoints/3");
   const std::string before = read_file(t / "lora/checkpoints/2/pytorch_lora_weights.safetensors");
   o = train("lora", lora);
@@ -321,13 +321,14 @@ TEST_F(Kinds, LoraIsTrainedSavedResumedAndSampled) {
   EXPECT_EQ(weights("whole", "pytorch_lora_weights.safetensors"), weights("lora", "pytorch_lora_weights.safetensors"));
 
   const std::string checkpoint = t / "lora/checkpoints/3";
-  const std::string plain = draw("plain", {}), own = draw("own", {"pretrained_model_name_or_path=" + checkpoint});
-  EXPECT_NE(plain, own);
-  EXPECT_EQ(draw("peft", {"lora_files=" + checkpoint}), own);
-  EXPECT_EQ(draw("kohya", {"lora_files=" + checkpoint + "/lora_kohya.safetensors"}), own);
-  EXPECT_EQ(draw("none", {"lora_files=" + checkpoint, "lora_scales=0"}), plain);
+  const std::string plain = generate("plain", {}),
+                    from_checkpoint = generate("own", {"pretrained_model_name_or_path=" + checkpoint});
+  EXPECT_NE(plain, from_checkpoint);
+  EXPECT_EQ(generate("peft", {"lora_files=" + checkpoint}), from_checkpoint);
+  EXPECT_EQ(generate("kohya", {"lora_files=" + checkpoint + "/lora_kohya.safetensors"}), from_checkpoint);
+  EXPECT_EQ(generate("none", {"lora_files=" + checkpoint, "lora_scales=0"}), plain);
 
-  // Samples on the way are of the matrices as they are by then.
+  // Samples during training use the current LoRA matrices.
   const std::string sampler = "diffusion_scheduler_config={_class_name: DDIMScheduler}", png = "output_type=png";
   std::vector<std::string> shown = lora;
   shown.insert(shown.end(), {"learning_rate=0.1", "eval_every=3", "eval_data_dir=" + (t / "pictures"),
@@ -335,8 +336,8 @@ TEST_F(Kinds, LoraIsTrainedSavedResumedAndSampled) {
                              "num_inference_steps=2", "num_images_per_prompt=1", png});
   o = train("shown", shown);
   ASSERT_EQ(o.status, 0) << o.err;
-  draw("png_plain", {sampler, png});
-  draw("png_own", {sampler, png, "pretrained_model_name_or_path=" + (t / "shown/checkpoints/3")});
+  generate("png_plain", {sampler, png});
+  generate("png_own", {sampler, png, "pretrained_model_name_or_path=" + (t / "shown/checkpoints/3")});
   HostArray sampled;
   for (const auto& f : fs::directory_iterator(t / "shown/samples"))
     if (f.path().filename().string().starts_with("3-train_steps-")) sampled = decode_image(f.path());
@@ -350,7 +351,7 @@ TEST_F(Kinds, LoraIsTrainedSavedResumedAndSampled) {
     return most;
   };
   EXPECT_GT(largest_difference("png_plain"), 10);
-  EXPECT_LE(largest_difference("png_own"), 1);  // a rounding
+  EXPECT_LE(largest_difference("png_own"), 1);  // rounding error
 
   o = train("init", {"train_lora=true", "lora_rank=2", "lora_alpha=1",
                      "lora_init=" + checkpoint + "/pytorch_lora_weights.safetensors"});
@@ -360,6 +361,78 @@ TEST_F(Kinds, LoraIsTrainedSavedResumedAndSampled) {
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "lora_init")) << o.err;
 }
+
+class TrainedAdapters : public Kinds, public testing::WithParamInterface<const char*> {};
+
+TEST_P(TrainedAdapters, AreResumedToTheBitSampledMergedAndTheSameOnEightDevices) {
+  const std::string kind = GetParam();
+  std::vector<std::string> words = {"train_lora=true", "adapter=" + kind, "lora_rank=2", "checkpoint_every=2"};
+  if (kind == "ia3") words.emplace_back("feedforward_modules=to_out.0");
+  Outcome o = train("run", words);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(weights("run", "unet/diffusion_pytorch_model.safetensors"),
+            read_file(kModel + "/unet/diffusion_pytorch_model.safetensors"));
+  const std::string file = "lora_kohya.safetensors", trained = weights("run", file);
+  EXPECT_EQ(exists(t / "run/checkpoints/3/pytorch_lora_weights.safetensors"), kind == "dora" || kind == "lokr");
+  EXPECT_EQ(exists(t / "run/checkpoints/3/peft/unet/adapter_config.json"),
+            kind == "loha" || kind == "lokr" || kind == "ia3");
+
+  // Killed after two steps, the same command ends with the same values.
+  fs::remove_all(t / "run/checkpoints/3");
+  EXPECT_NE(read_file(t / ("run/checkpoints/2/" + file)), trained);
+  o = train("run", words);
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "continues from")) << o.err;
+  EXPECT_EQ(weights("run", file), trained);
+
+  const std::string checkpoint = t / "run/checkpoints/3", plain = generate("plain", {}),
+                    direct = generate("own", {"pretrained_model_name_or_path=" + checkpoint});
+  EXPECT_NE(direct, plain);
+  EXPECT_EQ(generate("kohya", {"lora_files=" + checkpoint + "/" + file}), direct);
+  EXPECT_EQ(generate("none", {"lora_files=" + checkpoint + "/" + file, "lora_scales=0"}), plain);
+  o = maxdiffusion({"lora", "merge", kModel, t / "merged", "lora_files=" + checkpoint + "/" + file});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_NE(generate("from_merged", {"pretrained_model_name_or_path=" + (t / "merged")}), plain);  // rounded to bf16
+  o = maxdiffusion({"lora", "convert", kModel, checkpoint + "/" + file, t / "comfyui.safetensors", "layout=comfyui"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(generate("comfyui", {"lora_files=" + (t / "comfyui.safetensors")}), direct);
+  EXPECT_EQ(maxdiffusion({"lora", "info", checkpoint + "/" + file}).status, 0);
+  const Outcome resized = maxdiffusion({"lora", "resize", checkpoint + "/" + file, t / "small.safetensors", "rank=1"});
+  EXPECT_NE(resized.status, 0);
+  EXPECT_TRUE(contains(resized.err, kind == "full" ? "holds no pairs of matrices" : "expected pairs of matrices alone"))
+      << resized.err;
+
+  std::vector<std::string> mesh = words;
+  mesh.insert(mesh.end(), {"cpu_device_count=8", "ici_data_parallelism=2", "ici_fsdp_parallelism=2",
+                           "ici_tensor_parallelism=2", "per_device_batch_size=0.25"});
+  o = train("mesh", mesh);
+  ASSERT_EQ(o.status, 0) << o.err;
+  const std::vector<double> one = losses("run"), eight = losses("mesh");
+  ASSERT_EQ(eight.size(), 3U);
+  for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(eight[i], one[one.size() - 3 + i], 1e-5 * one[one.size() - 3 + i]);
+
+  // Over weights in few bits, whose numbers are a percent off.
+  std::vector<std::string> few = words;
+  few.insert(few.end(), {"base_weights_dtype=int8"});
+  o = train("few", few);
+  ASSERT_EQ(o.status, 0) << o.err;
+  const std::vector<double> losses_of_few = losses("few");
+  for (size_t i = 0; i < 3; ++i) {
+    EXPECT_NE(losses_of_few[i], eight[i]);
+    EXPECT_NEAR(losses_of_few[i], eight[i], 0.02 * eight[i]);
+  }
+
+  // With each kind of dropout that it has, from the seed.
+  std::vector<std::string> dropped = words;
+  dropped.insert(dropped.end(), {"module_dropout=0.5", "learning_rate=0.1"});
+  if (kind != "ia3") dropped.insert(dropped.end(), {"lora_dropout=0.3", "rank_dropout=0.3"});
+  ASSERT_EQ(train("dropped", dropped).status, 0);
+  ASSERT_EQ(train("again", dropped).status, 0);
+  EXPECT_EQ(losses("dropped"), losses("again"));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, TrainedAdapters, testing::Values("dora", "loha", "lokr", "ia3", "full"),
+                         [](const auto& of) { return std::string(of.param); });
 
 // S2-105, S2-106, S2-110, S4-95, S4-97
 TEST_F(Kinds, QuantizedModelsAreTrainedAndSampled) {
@@ -374,16 +447,17 @@ TEST_F(Kinds, QuantizedModelsAreTrainedAndSampled) {
   EXPECT_TRUE(contains(o.err, "layers of unet")) << o.err;
   const std::vector<double> plain = losses("plain"), quantized = losses("int8");
   ASSERT_EQ(quantized.size(), 3U);
-  for (size_t i = 0; i < 3; ++i) {  // the error of a product is about a percent, that of a mean square of them less
+  for (size_t i = 0; i < 3; ++i) {  // a product has an error of about one percent, a mean square of products less
     EXPECT_NE(quantized[i], plain[i]);
     EXPECT_NEAR(quantized[i], plain[i], 0.01 * plain[i]);
   }
   EXPECT_EQ(weights("int8", "unet/diffusion_pytorch_model.safetensors"),
             read_file(kModel + "/unet/diffusion_pytorch_model.safetensors"));
 
-  // Matrices are merged first. They are large for once, so that leaving them out would be seen.
+  // LoRA matrices are merged first. Their scale is large here, so that a missing merge would show.
   const std::vector<std::string> merged = {"lora_files=" + (t / "plain/checkpoints/3"), "lora_scales=300"};
-  const std::string wide = draw("wide", merged), narrow = draw("narrow", int8(merged)), none = draw("none", int8({}));
+  const std::string wide = generate("wide", merged), narrow = generate("narrow", int8(merged)),
+                    none = generate("none", int8({}));
   double error = 0, effect = 0;
   const std::vector<float> a = last_floats(wide, 16), b = last_floats(narrow, 16), c = last_floats(none, 16);
   for (size_t i = 0; i < a.size(); ++i) {
@@ -450,7 +524,7 @@ TEST_F(Kinds, SyntheticSamplesHaveTheSizesOfTheirKeys) {
   std::vector<std::string> part = keys;
   part.push_back("max_train_steps=2");
   ASSERT_EQ(train("parts", part).status, 0);
-  ASSERT_EQ(train("parts", keys).status, 0);  // goes on in the stream of samples
+  ASSERT_EQ(train("parts", keys).status, 0);  // continues the stream of samples
   EXPECT_EQ(losses("parts"), whole);
 
   part = keys;
@@ -479,18 +553,18 @@ TEST_F(Kinds, CheckpointsAreWhereTheirKeySaysResumedAndSampled) {
                                   "num_images_per_prompt=1", "output_type=latent", "diffusion_scheduler_config={}"});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_EQ(read_file(t / "moved/latents.safetensors"),
-            draw("folder", {"pretrained_model_name_or_path=" + (t / "elsewhere/3")}));
+            generate("folder", {"pretrained_model_name_or_path=" + (t / "elsewhere/3")}));
 }
 
 TEST_F(Kinds, FrozenModelsComputeInTheTypesOfTheirKeys) {
   const std::vector<std::string> np = {"output_type=np"};
-  auto images = [&](const std::string& name, const std::vector<std::string>& more) {
+  auto images = [&](const std::string& name, const std::vector<std::string>& extra) {
     std::vector<std::string> words = np;
-    words.insert(words.end(), more.begin(), more.end());
-    return last_floats(draw(name, words), 768);
+    words.insert(words.end(), extra.begin(), extra.end());
+    return last_floats(generate(name, words), 768);
   };
   const std::vector<float> plain = images("f32", {});
-  // The folder's weights are bf16 numbers.
+  // The folder's weights are exact in bf16.
   EXPECT_EQ(images("stored", {"vae_weights_dtype=bfloat16"}), plain);
   for (const char* word : {"text_encoder_dtype=bfloat16", "vae_dtype=bfloat16"}) {
     const std::vector<float> found = images(std::string(word).substr(0, 7), {word});
@@ -498,10 +572,11 @@ TEST_F(Kinds, FrozenModelsComputeInTheTypesOfTheirKeys) {
     for (size_t i = 0; i < plain.size(); ++i) worst = std::max<double>(worst, std::fabs(found[i] - plain[i]));
     fmt::print("  {}: images {:.2g}\n", word, worst);
     EXPECT_GT(worst, 0) << word;
-    // Of values up to 1: four deviations of 16 layers, which round by 2^-9 each and add up as roots do.
+    // For values up to 1: four standard deviations of 16 layers, each of which rounds by 2^-9; errors add in
+    // quadrature.
     EXPECT_LT(worst, 4 * std::sqrt(16) / 512) << word;
   }
-  // In training, encoded beforehand and in the step.
+  // In training, both with encoding beforehand and in the step.
   for (const char* cache : {"true", "false"}) {
     const std::string run = std::string("cache_") + cache,
                       key = std::string("cache_latents_text_encoder_outputs=") + cache,
@@ -512,14 +587,14 @@ TEST_F(Kinds, FrozenModelsComputeInTheTypesOfTheirKeys) {
     ASSERT_EQ(o.status, 0) << o.err;
     const std::vector<double> a = losses(run), b = losses(run + "_narrow");
     EXPECT_NE(a, b);
-    // The mean of many squares, each of a prediction from latents and embeddings that are off by a rounding, 2^-9.
+    // The mean of many squares, each from latents and embeddings with a rounding error of 2^-9.
     for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(a[i], b[i], 2 * a[i] / 512) << i;
   }
 }
 
 TEST_F(Kinds, ImagesHoldTheirSamplingSettings) {
   const std::string png =
-      draw("told", {"output_type=png", "negative_prompt=grey", "sample_seed=7", "guidance_scale=3"});
+      generate("told", {"output_type=png", "negative_prompt=grey", "sample_seed=7", "guidance_scale=3"});
   EXPECT_TRUE(contains(png, "heart\nNegative prompt: grey\nSteps: 2, Sampler: ")) << png.substr(0, 400);
   EXPECT_TRUE(contains(png, ", CFG scale: 3, Seed: 7, Size: 16x16, Model: ")) << png.substr(0, 400);
 }
@@ -544,17 +619,17 @@ TEST_F(Kinds, ImagesArePreparedAsTheirKeysSay) {
   ASSERT_EQ(train("squeezed", {"train_data_dir=" + (t / "wide"), one}).status, 0);
   EXPECT_EQ(losses("cut"), losses("ready"));
   EXPECT_NE(losses("squeezed"), losses("ready"));
-  // Which draws are mirrored does not depend on where images are encoded.
+  // The random choice of mirrored images does not depend on where they are encoded.
   put_image(t / "wide/1.png", 3, 20);
   ASSERT_EQ(train("flipped", {"train_data_dir=" + (t / "wide"), "random_flip=true"}).status, 0);
   ASSERT_EQ(train("flipped_in_step",
                   {"train_data_dir=" + (t / "wide"), "random_flip=true", "cache_latents_text_encoder_outputs=false"})
                 .status,
             0);
-  const std::vector<double> kept = losses("flipped"), in_step = losses("flipped_in_step");
-  for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(kept.at(i), in_step.at(i), 1e-4 * kept[i]) << i;
+  const std::vector<double> cached = losses("flipped"), in_step = losses("flipped_in_step");
+  for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(cached.at(i), in_step.at(i), 1e-4 * cached[i]) << i;
   ASSERT_EQ(train("never_flipped", {"train_data_dir=" + (t / "wide")}).status, 0);
-  EXPECT_NE(losses("never_flipped"), kept);
+  EXPECT_NE(losses("never_flipped"), cached);
   const Outcome o = train("anywhere", {"train_data_dir=" + (t / "wide"), "random_crop=true"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "random_crop")) << o.err;
@@ -565,7 +640,7 @@ TEST_F(Kinds, EpochsCountWhereStepsDoNot) {
   const Outcome o = train("epochs", {"max_train_steps=0", "num_train_epochs=2", "random_flip=true"});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_EQ(losses("epochs").size(), 5u);  // twice five images, two at a time
-  // An epoch has two batches and a half; three steps are given.
+  // An epoch has two and a half batches; max_train_steps sets three steps.
   ASSERT_EQ(train("steps", {"num_train_epochs=1"}).status, 0);
   EXPECT_EQ(losses("steps").size(), 3u);
   EXPECT_EQ(train("none", {"max_train_steps=0", "num_train_epochs=0"}).status, 2);
@@ -576,15 +651,15 @@ TEST_F(Kinds, EpochsCountWhereStepsDoNot) {
 // S4-9, S4-10, S4-31, S4-80, S4-84, S4-85, S4-91
 TEST_F(Kinds, ImagesFollowTheirKeys) {
   ASSERT_EQ(train("tuned", {}).status, 0);
-  const std::string tuned = t / "tuned/checkpoints/3", plain = draw("plain", {}),
-                    wanted = draw("tuned_folder", {"pretrained_model_name_or_path=" + tuned});
-  EXPECT_NE(plain, wanted);
-  EXPECT_EQ(draw("checkpoint", {"unet_checkpoint=" + tuned}), wanted);
-  EXPECT_EQ(
-      draw("lightning", {"lightning_repo=" + tuned + "/unet", "lightning_ckpt=diffusion_pytorch_model.safetensors"}),
-      wanted);
-  // With a run's config: its newest checkpoint, unless the command line names a model.
-  auto draw_with_run = [&](const std::vector<std::string>& more) {
+  const std::string tuned = t / "tuned/checkpoints/3", plain = generate("plain", {}),
+                    expected = generate("tuned_folder", {"pretrained_model_name_or_path=" + tuned});
+  EXPECT_NE(plain, expected);
+  EXPECT_EQ(generate("checkpoint", {"unet_checkpoint=" + tuned}), expected);
+  EXPECT_EQ(generate("lightning",
+                     {"lightning_repo=" + tuned + "/unet", "lightning_ckpt=diffusion_pytorch_model.safetensors"}),
+            expected);
+  // With a run's config its newest checkpoint is sampled, unless the command line names a model.
+  auto draw_with_run = [&](const std::vector<std::string>& extra) {
     fs::remove_all(t / "with_run");
     std::vector<std::string> words = {"generate",
                                       t / "tuned/config.yml",
@@ -594,31 +669,31 @@ TEST_F(Kinds, ImagesFollowTheirKeys) {
                                       "output_type=latent",
                                       "output_dir=" + (t / "with_run"),
                                       "diffusion_scheduler_config={}"};
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     const Outcome o = maxdiffusion(words);
     return o.status == 0 ? read_file(t / "with_run/latents.safetensors") : o.err;
   };
-  EXPECT_EQ(draw_with_run({}), wanted);
+  EXPECT_EQ(draw_with_run({}), expected);
   EXPECT_EQ(draw_with_run({"pretrained_model_name_or_path=" + kModel}), plain);
   EXPECT_TRUE(contains(draw_with_run({"pretrained_model_name_or_path=" + (t / "nowhere")}), "nowhere"));
-  EXPECT_NE(draw("seed", {"seed=5"}), plain);
-  EXPECT_EQ(draw("sample_seed", {"sample_seed=5"}), draw("seed", {"seed=5"}));
-  EXPECT_NE(draw("unguided", {"do_classifier_free_guidance=false"}), plain);
-  EXPECT_EQ(draw("unguided", {"do_classifier_free_guidance=false"}), draw("one", {"guidance_scale=1"}));
-  EXPECT_NE(draw("prompt", {"prompt=circle"}), plain);
+  EXPECT_NE(generate("seed", {"seed=5"}), plain);
+  EXPECT_EQ(generate("sample_seed", {"sample_seed=5"}), generate("seed", {"seed=5"}));
+  EXPECT_NE(generate("unguided", {"do_classifier_free_guidance=false"}), plain);
+  EXPECT_EQ(generate("unguided", {"do_classifier_free_guidance=false"}), generate("one", {"guidance_scale=1"}));
+  EXPECT_NE(generate("prompt", {"prompt=circle"}), plain);
 
-  // Image by image: a decoder for one, and the same images.
+  // Decodes image by image with a decoder of batch 1 and gets the same images.
   auto programs = [&] { return std::distance(fs::directory_iterator(t / "programs"), {}); };
   const std::vector<std::string> two = {"num_images_per_prompt=2", "per_device_batch_size=2", "output_type=np",
                                         "jax_cache_dir=" + (t / "programs")};
   std::vector<std::string> sliced = two;
   sliced.push_back("vae_slicing=true");
-  const std::vector<float> together = last_floats(draw("together", two), 1536);
+  const std::vector<float> together = last_floats(generate("together", two), 1536);
   const auto before = programs();
-  const std::vector<float> alone = last_floats(draw("sliced", sliced), 1536);
+  const std::vector<float> alone = last_floats(generate("sliced", sliced), 1536);
   EXPECT_EQ(programs(), before + 1);
   for (size_t i = 0; i < alone.size(); ++i) ASSERT_NEAR(alone[i], together[i], 1e-5) << i;
-  EXPECT_EQ(draw("png", {"output_type=png"}).substr(1, 3), "PNG");
+  EXPECT_EQ(generate("png", {"output_type=png"}).substr(1, 3), "PNG");
 
   put_image(t / "control.png", 0, 16);
   const std::vector<std::string> control = {"controlnet_model_name_or_path=" MD_SOURCE_DIR
@@ -627,15 +702,15 @@ TEST_F(Kinds, ImagesFollowTheirKeys) {
   std::vector<std::string> canny = control, sobel = control;
   canny.push_back("controlnet_preprocessor=canny");
   sobel.push_back("controlnet_preprocessor=sobel");
-  EXPECT_NE(draw("control", control, "generate_controlnet"), plain);
-  EXPECT_NE(draw("canny", canny, "generate_controlnet"), draw("control", control, "generate_controlnet"));
+  EXPECT_NE(generate("control", control, "generate_controlnet"), plain);
+  EXPECT_NE(generate("canny", canny, "generate_controlnet"), generate("control", control, "generate_controlnet"));
   sobel.insert(sobel.begin(), {"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                "pretrained_model_name_or_path=" + kModel, "prompt=heart"});
   const Outcome o = maxdiffusion(sobel);
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "controlnet_preprocessor is `sobel`, expected one of: none, canny")) << o.err;
 
-  // An image may be at an address of the web, and not at one of this machine or of its network.
+  // An image may have a public web address, but not an address of this machine or its network.
   const Outcome local = maxdiffusion({"generate_controlnet", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                       "pretrained_model_name_or_path=" + kModel, "prompt=heart", control[0],
                                       "output_dir=" + t.path(), "controlnet_image=http://127.0.0.1:1/control.png"});
@@ -660,12 +735,13 @@ TEST_F(Kinds, SavedWeightsAndSamplesAreThoseOfTheTrainedModel) {
   EXPECT_EQ(saved.at("rescale_betas_zero_snr"), true);
   EXPECT_EQ(saved.at("beta_end"), 0.02);
   const std::string model = "pretrained_model_name_or_path=" + folder, ddim = "_class_name: DDIMScheduler",
-                    drawn = draw("v_folder", {model, "diffusion_scheduler_config={" + ddim + "}"});
-  EXPECT_EQ(
-      draw("v_keys", {model, keys[0],
+                    generated = generate("v_folder", {model, "diffusion_scheduler_config={" + ddim + "}"});
+  EXPECT_EQ(generate("v_keys",
+                     {model, keys[0],
                       "diffusion_scheduler_config={" + ddim + ", rescale_zero_terminal_snr: true, beta_end: 0.02}"}),
-      drawn);
-  EXPECT_NE(draw("epsilon", {model, "prediction_type=epsilon", "diffusion_scheduler_config={" + ddim + "}"}), drawn);
+            generated);
+  EXPECT_NE(generate("epsilon", {model, "prediction_type=epsilon", "diffusion_scheduler_config={" + ddim + "}"}),
+            generated);
 }
 
 // S2-31, S4-31, S4-38, S4-59
@@ -682,7 +758,7 @@ TEST_F(Kinds, NoiseAndTimestepsFollowTheirKeys) {
     EXPECT_NE(losses("varied_" + word.substr(0, 5)), plain) << word;
   }
   EXPECT_EQ(losses("varied_reuse")[0], plain[0]);
-  // Each step draws its own noise and times: of one batch and one model the losses differ.
+  // Each step uses new noise and timesteps: with one batch and a fixed model the losses still differ.
   ASSERT_EQ(train("still", {"reuse_example_batch=true", "learning_rate=0"}).status, 0);
   const std::vector<double> still = losses("still");
   EXPECT_EQ(std::set<double>(still.begin(), still.end()).size(), 3u);

@@ -1,5 +1,5 @@
-// The examples of MaxDiffusion's page on parallelism, of which its text has the sizes: meshes on which a small model's
-// step compiles for TPUs that are not here. Needs libtpu, which `./run test` fetches.
+// The examples of MaxDiffusion's page on parallelism, with the sizes from its text: compiles a small model's step on
+// their meshes for TPUs that this machine does not have. Needs libtpu, which `./run test` fetches.
 #include <gtest/gtest.h>
 
 #include "maxdiffusion/base/files.h"
@@ -8,7 +8,7 @@
 namespace md {
 namespace {
 
-/// Wan's kind, one block of 8 heads of 16 values.
+/// A Wan model with one block of 8 heads, head_dim 16.
 Outcome compile_video(std::vector<std::string> words) {
   const TemporaryFolder folder;
   std::filesystem::copy(MD_SOURCE_DIR "/configs/models/moving_emoji", folder.path(),
@@ -22,7 +22,7 @@ Outcome compile_video(std::vector<std::string> words) {
   return maxdiffusion(words);
 }
 
-/// SDXL's kind, one level with a transformer.
+/// An SDXL model with one level and a transformer.
 Outcome compile_images(std::vector<std::string> words) {
   const TemporaryFolder folder;
   std::filesystem::copy(MD_SOURCE_DIR "/configs/models/emoji", folder.path(), std::filesystem::copy_options::recursive);
@@ -37,7 +37,7 @@ Outcome compile_images(std::vector<std::string> words) {
   return maxdiffusion(words);
 }
 
-/// FLUX.1's kind, one block of each sort with 8 heads of 16 values.
+/// A FLUX.1 model with one block of each type and 8 heads, head_dim 16.
 Outcome compile_flux(std::vector<std::string> words) {
   const TemporaryFolder folder;
   std::filesystem::copy(MD_SOURCE_DIR "/tests/golden/flux/dev", folder.path(),
@@ -70,13 +70,13 @@ TEST(ParallelismExamples, FourSlicesOfEight) {
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.out, "topology: 32 × TPU v6")) << o.out;
   EXPECT_TRUE(contains(o.out, "mesh: data 8 × context 2 × tensor 2 (32 devices)")) << o.out;
-  // Gradients are scattered within slices, then summed between them.
-  const auto told = [&](const std::string& kind) {
+  // Gradients are reduce-scattered within slices, then summed across slices.
+  const auto reported = [&](const std::string& kind) {
     const size_t at = o.out.find(kind + " over data: "), end = o.out.find(';', at);
     return at == o.out.npos ? "" : o.out.substr(at, end - at);
   };
-  EXPECT_TRUE(told("reduce-scatter").ends_with(" MiB (ICI)")) << o.out;
-  EXPECT_TRUE(told("all-reduce").ends_with(" MiB (DCN)")) << o.out;
+  EXPECT_TRUE(reported("reduce-scatter").ends_with(" MiB (ICI)")) << o.out;
+  EXPECT_TRUE(reported("all-reduce").ends_with(" MiB (DCN)")) << o.out;
 }
 
 // S1-43, S1-44

@@ -1,4 +1,4 @@
-// The program's command lines: help, exit statuses, and what bad words are answered with.
+// The program's command line: help, exit statuses, and error messages for invalid words.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -48,7 +48,7 @@ TEST(Program, ShellsCompleteCommandsAndKeys) {
   EXPECT_EQ(o.status, 0) << o.err;
   TemporaryFolder folder;
   write_file_atomic(folder / "completion", o.out);
-  // What bash offers for the words so far, of which the last is being typed.
+  // Bash completions for the words so far, the last of which is incomplete.
   const auto offered = [&](const std::string& words) {
     return shell("PATH=" MD_BINARY_DIR ":$PATH bash -c 'complete() { :; }; . " + (folder / "completion") +
                  "; COMP_WORDS=(maxdiffusion " + words +
@@ -150,27 +150,29 @@ TEST(Program, UnknownCommandNamesTheNearest) {
 
 // S0-90, S4-1
 TEST(Program, TheReferencesNamesOfProgramsAreKnown) {
-  // They do what our names do: the same config is refused with the same words, after reading as far.
+  // They equal our names: the same config fails with the same message at the same point.
   auto refusal = [](const std::string& name, const std::string& word) {
     const Outcome o = maxdiffusion({name, MD_SOURCE_DIR "/configs/quickstart.yml", word});
     const size_t at = o.err.find("error: ");
     return at == o.err.npos ? "none: " + o.err : fmt::format("{} {}", o.status, o.err.substr(at));
   };
-  for (const auto& [name, ours, word, said] :
+  for (const auto& [name, ours, word, message] :
        {std::tuple{"train_sdxl", "train", "run_name=", "2 error: run_name is empty"},
         {"train_sd", "train", "run_name=", "2 error: run_name is empty"},
-        {"train_sdxl", "train", "pretrained_model_name_or_path=/nowhere", "4 error: there is no folder '/nowhere'"},
+        {"train_sdxl", "train", "pretrained_model_name_or_path=/nowhere",
+         "4 error: there is no file or folder '/nowhere'"},
         {"generate_sdxl", "generate", "pretrained_model_name_or_path=/nowhere",
-         "4 error: there is no folder '/nowhere'"},
-        {"generate_sd", "generate", "pretrained_model_name_or_path=/nowhere", "4 error: there is no folder '/nowhere'"},
+         "4 error: there is no file or folder '/nowhere'"},
+        {"generate_sd", "generate", "pretrained_model_name_or_path=/nowhere",
+         "4 error: there is no file or folder '/nowhere'"},
         {"generate_lightning", "generate", "pretrained_model_name_or_path=/nowhere",
-         "4 error: there is no folder '/nowhere'"},
+         "4 error: there is no file or folder '/nowhere'"},
         {"generate_controlnet_sdxl_replicated", "generate_controlnet",
          "controlnet_model_name_or_path=", "2 error: there is no checkpoint of the run 'quickstart'"},
         {"generate_controlnet_replicated", "generate_controlnet",
          "controlnet_model_name_or_path=", "2 error: there is no checkpoint of the run 'quickstart'"}}) {
     EXPECT_EQ(refusal(name, word), refusal(ours, word)) << name;
-    EXPECT_TRUE(refusal(name, word).starts_with(said)) << refusal(name, word);
+    EXPECT_TRUE(refusal(name, word).starts_with(message)) << refusal(name, word);
   }
 }
 
@@ -195,7 +197,7 @@ TEST(Program, PrepareEmojiRefusesBadWords) {
   EXPECT_FALSE(exists(folder / "a"));
 }
 
-/// Trains the quickstart with other keys, into `folder`.
+/// Trains the quickstart into `folder` with these keys.
 Outcome train(const TemporaryFolder& folder, std::vector<std::string> words) {
   words.insert(words.begin(),
                {"train", kQuickstart, "output_dir=" + (folder / "runs"), "dataset_save_location=" + (folder / "data"),
@@ -214,16 +216,16 @@ TEST(Program, InspectPrintsAConfigThatReadsBack) {
   EXPECT_EQ(maxdiffusion({"inspect"}).status, 2);
   o = maxdiffusion({"inspect", "nothing", kQuickstart});
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(
-      contains(o.err, "'nothing' is not one of: keys, config, mesh, plan, params, batch, graph, program, memory"));
+  EXPECT_TRUE(contains(
+      o.err, "'nothing' is not one of: keys, config, image, mesh, plan, params, batch, graph, program, memory"));
 }
 
 // S3-28, P-11
 TEST(Program, InspectPrintsEachStageOfARun) {
-  auto inspect = [](const char* what, const std::vector<std::string>& more = {}) {
+  auto inspect = [](const char* what, const std::vector<std::string>& extra = {}) {
     std::vector<std::string> words = {"inspect", what, kQuickstart,
                                       "pretrained_model_name_or_path=" MD_SOURCE_DIR "/configs/models/emoji"};
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     const Outcome o = maxdiffusion(words);
     EXPECT_EQ(o.status, 0) << what << "\n" << o.err;
     return o.out;
@@ -251,17 +253,17 @@ TEST(Program, InspectPrintsEachStageOfARun) {
 }
 
 TEST(Program, SaysOnceThatACpuKeepsWhatAPolicyOffloads) {
-  auto said = [](const char* policy) {
+  auto message = [](const char* policy) {
     const Outcome o = maxdiffusion({"inspect", "graph", kQuickstart, std::string("remat_policy=") + policy,
                                     "pretrained_model_name_or_path=" MD_SOURCE_DIR "/configs/models/emoji"});
     EXPECT_EQ(o.status, 0) << o.err;
-    const std::string line = "remat_policy: offloading has no effect on CPUs";
+    const std::string line = "remat_policy: offloading is ignored on CPUs";
     int times = 0;
     for (size_t at = o.err.find(line); at != o.err.npos; at = o.err.find(line, at + 1)) ++times;
     return times;
   };
-  EXPECT_EQ(said("HIDDEN_STATE_WITH_OFFLOAD"), 1);
-  EXPECT_EQ(said("MATMUL_WITHOUT_BATCH"), 0);
+  EXPECT_EQ(message("HIDDEN_STATE_WITH_OFFLOAD"), 1);
+  EXPECT_EQ(message("MATMUL_WITHOUT_BATCH"), 0);
 }
 
 // P-11
@@ -303,7 +305,7 @@ TEST(Program, BadConfigsAreRefusedWithFileLineAndKey) {
   EXPECT_EQ(o.err, "error: config: " + (folder / "b.yml") +
                        ":2: max_train_steps is `some`, expected a whole number, -1 or more\n"
                        "  max_train_steps: optimizer updates; -1: num_train_epochs passes over the data\n");
-  // Of a value over several lines, where its key is.
+  // The error of a multi-line value names the line of its key.
   write_file_atomic(folder / "c.yml", "base: " + kQuickstart + "\ntimesteps_list:\n  [1,\n   two]\n");
   o = maxdiffusion({"train", folder / "c.yml"});
   EXPECT_EQ(o.status, 2);

@@ -1,4 +1,4 @@
-// Runs on a machine, in folders and with values that do not fit: the program says so, at once and by name.
+// Machines, folders and values that do not fit: the program reports each at once and by name.
 #include <gtest/gtest.h>
 #include <sys/stat.h>
 
@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 const std::string kQuickstart = MD_SOURCE_DIR "/configs/quickstart.yml";
 
-/// What `maxdiffusion` says, ended after `seconds`.
+/// Output of `maxdiffusion`, which is stopped after `seconds`.
 Outcome within(int seconds, const std::vector<std::string>& words, const std::string& environment = "") {
   return maxdiffusion(words, environment + " timeout " + std::to_string(seconds));
 }
@@ -28,7 +28,7 @@ std::string fifo(const std::string& path) {
   return path;
 }
 
-/// Words of a run of the tiny model on nine images of 16 pixels, named `name`; later words win.
+/// Command line of a run named `name` that trains the tiny model on nine images of 16 pixels; later words win.
 class Robustness : public testing::Test {
  protected:
   Robustness() {
@@ -36,7 +36,7 @@ class Robustness : public testing::Test {
     write_tiny_model(model_);
   }
   std::vector<std::string> words(const char* command, const std::string& name,
-                                 const std::vector<std::string>& more = {}) const {
+                                 const std::vector<std::string>& extra = {}) const {
     std::vector<std::string> w = {command,
                                   kQuickstart,
                                   "output_dir=" + (t / "runs"),
@@ -54,7 +54,7 @@ class Robustness : public testing::Test {
                                   "checkpoint_every=-1",
                                   "num_inference_steps=2",
                                   "prompt=[]"};
-    w.insert(w.end(), more.begin(), more.end());
+    w.insert(w.end(), extra.begin(), extra.end());
     return w;
   }
   TemporaryFolder t;
@@ -99,8 +99,8 @@ TEST_F(Robustness, WhatTheEndOfARunNeedsIsCheckedBeforeItsData) {
       {{"output_dir=/proc/self"}, 4, "/proc/self"},
       {{"eval_every=1", "eval_data_dir=" + (t / "nowhere")}, 4, t / "nowhere"},
   };
-  for (const auto& [more, status, text] : cases) {
-    const Outcome o = maxdiffusion(words("train", "checked", more));
+  for (const auto& [extra, status, text] : cases) {
+    const Outcome o = maxdiffusion(words("train", "checked", extra));
     EXPECT_EQ(o.status, status) << o.err;
     EXPECT_TRUE(contains(o.err, text)) << text << "\n" << o.err;
     EXPECT_FALSE(exists(t / "data/cache")) << "data was read: " << o.err;
@@ -154,7 +154,7 @@ TEST_F(Robustness, MissingDevicesAreReportedWithinSeconds) {
   for (const auto& [hardware, missing] : {std::pair{"tpu", "no TPU"}, {"gpu", "no NVIDIA GPU"}}) {
     o = within(20, words("train", "absent", {std::string("hardware=") + hardware}),
                "-u TPU_NAME -u TPU_WORKER_ID -u TPU_WORKER_HOSTNAMES -u TPU_ACCELERATOR_TYPE");
-    if (o.status == 0) continue;  // there is one
+    if (o.status == 0) continue;  // this machine has one
     EXPECT_EQ(o.status, 5) << o.err;
     EXPECT_TRUE(contains(o.err, std::string("hardware: ") + hardware + ": this machine has " + missing)) << o.err;
   }
@@ -164,7 +164,7 @@ TEST_F(Robustness, AFileOverTheLimitOfItsSizeIsAnErrorThatSaysSo) {
   std::string line;
   for (const std::string& w : words("train", "limited")) line += " '" + w + "'";
   const Outcome o =
-      shell("ulimit -f 16; exec " MD_BINARY_DIR "/maxdiffusion" + line);  // blocks of 1 KiB or half of one
+      shell("ulimit -f 16; exec " MD_BINARY_DIR "/maxdiffusion" + line);  // ulimit counts blocks of 1 KiB or 512 bytes
   EXPECT_EQ(o.status, 4) << o.err;
   EXPECT_TRUE(contains(o.err, "File too large")) << o.err;
   EXPECT_TRUE(contains(o.err, "ulimit -f")) << o.err;
@@ -174,7 +174,7 @@ TEST_F(Robustness, FilesThatAreNotWeightsAreNamedAsWhatTheyAre) {
   const std::pair<std::string, std::string> files[] = {
       {"version https://git-lfs.github.com/spec/v1\noid sha256:1\nsize 2\n", "a git-lfs pointer"},
       {"<!DOCTYPE html>\n<html></html>", "an HTML page"},
-      {"GGUF\3\1\1\1\1", "a GGUF file"},
+      {"GGUF\3\1\1\1\1", "GGUF of version 16843011; expected 2 or 3"},
       {"learning_rate: 1\n", "a text that begins with 'learning_rate: 1'; expected safetensors"}};
   for (const auto& [bytes, text] : files) {
     write_file_atomic(t / "some.safetensors", bytes);
@@ -204,14 +204,14 @@ TEST_F(Robustness, GenerateChecksItsKeysBeforeItDenoisesAndNamesADamagedTensorAf
     EXPECT_FALSE(contains(o.err, "encoded after")) << o.err;
   }
   std::string bytes = read_file(file);
-  bytes.replace(bytes.size() - 4, 4, std::string("\0\0\xc0\x7f", 4));  // the last number of the last tensor
-  fs::remove(file);                                                    // a link, perhaps
+  bytes.replace(bytes.size() - 4, 4, std::string("\0\0\xc0\x7f", 4));  // the last float of the last tensor
+  fs::remove(file);                                                    // may be a link
   write_file_atomic(file, bytes);
-  fs::remove_all(model + "/training_state");  // whose checksums would name the file
+  fs::remove_all(model + "/training_state");  // its checksums would name the file first
   const Outcome o = generate("seed=1");
   EXPECT_EQ(o.status, 5) << o.err;
   EXPECT_TRUE(contains(o.err, "are not finite")) << o.err;
-  EXPECT_TRUE(contains(o.err, " in " + file + " holds a number that is not finite, the first at place ")) << o.err;
+  EXPECT_TRUE(contains(o.err, " in " + file + " holds a number that is not finite, the first at index ")) << o.err;
 }
 
 TEST_F(Robustness, LittleAddressSpaceIsAnErrorNotASignal) {

@@ -1,4 +1,4 @@
-// The front door, in a copy without anything set up: usage, and the refusal where packages are missing.
+// The script ./run, in a copy of the project with nothing set up: usage, and the error for missing packages.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -9,7 +9,7 @@
 namespace md {
 namespace {
 
-/// A folder with `run` and its lists, and a `dpkg-query` that knows only g++ and cmake.
+/// A folder with `run` and its package lists, and a fake `dpkg-query` that knows only g++ and cmake.
 class FreshMachine : public testing::Test {
  protected:
   FreshMachine() {
@@ -18,13 +18,13 @@ class FreshMachine : public testing::Test {
     shell("cp -r " MD_SOURCE_DIR "/run " MD_SOURCE_DIR "/cmake " + folder_.path() + " && chmod -R a+rwX " +
           folder_.path() + " && chmod +x " + folder_.path() + "/bin/dpkg-query");
   }
-  /// As a user who is not root; `environment`: more words for env.
+  /// Runs ./run as a non-root user; `environment`: more arguments of env.
   Outcome run(const std::string& words, const std::string& environment = "-u CI") {
     std::string as_nobody = ::getuid() == 0 ? "setpriv --reuid 65534 --regid 65534 --clear-groups " : "";
     return shell(as_nobody + "env -u MD_DEPS " + environment + " PATH=" + folder_.path() + "/bin:/usr/bin:/bin " +
                  folder_.path() + "/run " + words);
   }
-  /// Everything is set up, and the program is this script.
+  /// Marks everything as set up, and installs this script as the program.
   void set_up(const std::string& program) {
     const std::string f = folder_.path();
     shell(
@@ -36,7 +36,7 @@ class FreshMachine : public testing::Test {
     shell("sleep 0.05; printf '%s\\n' " + f + "/.deps >" + f + "/build/program.stamp; chmod -R a+rwX " + f +
           "; chmod a+x " + f + "/build/maxdiffusion");
   }
-  /// A command that is this script.
+  /// Installs this script as a command.
   void command(const std::string& name, const std::string& script) {
     const std::string file = folder_ / ("bin/" + name);
     write_file_atomic(file, "#!/bin/sh\n" + script);
@@ -151,7 +151,7 @@ TEST_F(FreshMachine, TheProgramSaysHowItWasStarted) {
 
 // S3-13, S3-14
 TEST_F(FreshMachine, AsRootACloneInstallsWhatIsMissingBuildsAndRunsTheCommand) {
-  if (::getuid() != 0) return;  // who cannot install is told what is missing, above
+  if (::getuid() != 0) return;  // the test above covers users who cannot install
   set_up("");
   const std::string f = folder_.path();
   shell("rm -r " + f + "/build " + f + "/.deps/packages.stamp");
@@ -167,13 +167,13 @@ TEST_F(FreshMachine, AsRootACloneInstallsWhatIsMissingBuildsAndRunsTheCommand) {
   Outcome o = shell(start);
   EXPECT_EQ(o.status, 0) << o.err;
   EXPECT_EQ(o.out, "train a.yml run_name=b\n") << o.err;
-  const std::string asked = read_file(f + "/asked");
-  EXPECT_TRUE(contains(asked, " install -y --no-install-recommends ninja-build lld ccache pkg-config ")) << asked;
-  EXPECT_TRUE(contains(asked, " unicode-data\n")) << asked;
-  EXPECT_FALSE(contains(asked, "g++") || contains(asked, " cmake")) << asked;
+  const std::string commands = read_file(f + "/asked");
+  EXPECT_TRUE(contains(commands, " install -y --no-install-recommends ninja-build lld ccache pkg-config ")) << commands;
+  EXPECT_TRUE(contains(commands, " unicode-data\n")) << commands;
+  EXPECT_FALSE(contains(commands, "g++") || contains(commands, " cmake")) << commands;
   o = shell(start);  // nothing is left to do
   EXPECT_EQ(o.out + o.err, "train a.yml run_name=b\n");
-  EXPECT_EQ(read_file(f + "/asked"), asked);
+  EXPECT_EQ(read_file(f + "/asked"), commands);
 }
 
 TEST_F(FreshMachine, SignalsAndTheExitStatusGoThroughRun) {
@@ -193,8 +193,8 @@ TEST_F(FreshMachine, OnCiAWarningOfTheBuildOrASkippedTestIsAFailure) {
   command("ninja", "cat " + folder_.path() + "/said; true\n");
   command("ctest", "echo \"$@\"; mkdir -p $2/Testing/Temporary; cp " + folder_.path() +
                        "/log $2/Testing/Temporary/LastTest.log\n");
-  auto outcome = [&](const std::string& said, const std::string& log, const std::string& environment = "CI=true") {
-    write_file_atomic(folder_ / "said", said);
+  auto outcome = [&](const std::string& message, const std::string& log, const std::string& environment = "CI=true") {
+    write_file_atomic(folder_ / "said", message);
     write_file_atomic(folder_ / "log", log);
     shell("chmod a+r " + folder_.path() + "/said " + folder_.path() + "/log");
     return run("test", environment);

@@ -1,5 +1,5 @@
-// Whole runs of the real program on a few real images, with a model small enough to compile in seconds: what it
-// writes, that it goes on after kill -9 as if nothing had happened, and that damage costs nothing that was there.
+// Whole runs of the real program on a few real images, with a model that compiles in seconds: what it writes, that it
+// resumes to the bit after kill -9, and that damaged files do not destroy older checkpoints.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -24,7 +24,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// One folder for all tests of this file: images and model.
+/// The folder shared by all tests of this file: images and model.
 struct Shared {
   TemporaryFolder folder;
   std::string images = folder / "pictures", model = folder / "model";
@@ -40,8 +40,8 @@ Shared& shared() {
   return s;
 }
 
-/// A run named `name`; later words win.
-std::vector<std::string> words(const std::string& name, const std::vector<std::string>& more = {}) {
+/// Command line of a run named `name`; later words win.
+std::vector<std::string> words(const std::string& name, const std::vector<std::string>& extra = {}) {
   Shared& s = shared();
   std::vector<std::string> w = {"train",
                                 MD_SOURCE_DIR "/configs/quickstart.yml",
@@ -60,7 +60,7 @@ std::vector<std::string> words(const std::string& name, const std::vector<std::s
                                 "checkpoint_every=8",
                                 "num_inference_steps=3",
                                 R"(prompt=["shade number 1", "shade number 2"])"};
-  w.insert(w.end(), more.begin(), more.end());
+  w.insert(w.end(), extra.begin(), extra.end());
   return w;
 }
 
@@ -88,7 +88,7 @@ TEST(Train, WritesEverythingARunPromises) {
   EXPECT_EQ(lines(run + "/vae/metrics.jsonl"), 3);
   EXPECT_TRUE(contains(o.err, run + "/samples/step_000006.png")) << o.err;
   for (const char* file :
-       {"config.yml", "metrics.jsonl", "loss.png", "samples/step_000004.png", "samples/step_000006.png",
+       {"config.yml", "metrics.jsonl", "starts.jsonl", "loss.png", "samples/step_000004.png", "samples/step_000006.png",
         "samples/reconstructions.png", "metrics/metrics_step_000001_to_step_000004.txt", "vae/loss.png",
         "vae/metrics.jsonl", "checkpoints/6/model_index.json", "checkpoints/6/unet/config.json",
         "checkpoints/6/unet/diffusion_pytorch_model.safetensors",
@@ -98,11 +98,29 @@ TEST(Train, WritesEverythingARunPromises) {
     EXPECT_TRUE(exists(run + "/" + file)) << file;
   EXPECT_FALSE(fs::is_empty(run + "/tensorboard"));
   EXPECT_EQ(lines(run + "/metrics.jsonl"), 6);
+  const std::string page = run + "/report.html";  // its plots show metrics.jsonl
+  ASSERT_EQ(maxdiffusion({"report", run, "-o", page}).status, 0);
+  const std::string text = read_file(page);
+  const size_t data = text.find("application/json\">") + 18;
+  const json shown = parse_json(text.substr(data, text.find("</script>", data) - data))["runs"][0];
+  std::istringstream written(read_file(run + "/metrics.jsonl"));
+  size_t step = 0;
+  for (std::string line; std::getline(written, line); ++step) {
+    const json values = parse_json(line);
+    for (const auto& [name, value] : values.items()) {
+      if (!value.is_number()) continue;
+      EXPECT_EQ(name == "step" ? shown["steps"][step] : shown["metrics"][name][step], value) << name;
+    }
+  }
+  EXPECT_EQ(step, 6u);
+  EXPECT_EQ(shown["samples"].size(), 2u);
+  EXPECT_EQ(shown["starts"].size(), 1u);
+  EXPECT_EQ(shown["metrics"]["goodput"].size(), 6u);
   json vae = parse_json(read_file(run + "/checkpoints/6/vae/config.json"));
   EXPECT_NE(vae.at("scaling_factor"), 1.0);
-  // The resolved config reads back, and a second call has nothing left to do but draw.
+  // The resolved config can be read again, and a second call only samples.
   EXPECT_EQ(maxdiffusion({"inspect", "config", run + "/config.yml"}).status, 0);
-  // It need not have the same environment: flags for libtpu are read by the plugin, and noted.
+  // The environment may differ: libtpu's flags are read by the plugin and written to the log.
   const std::string timed = read_file(timing);
   std::vector<std::string> untimed = whole;
   untimed.push_back("write_timing_metrics=false");
@@ -119,9 +137,9 @@ TEST(Train, WritesEverythingARunPromises) {
 
 // S1-50
 TEST(Train, TheAutoencoderFollowsItsKeys) {
-  auto first = [](const std::string& name, const std::vector<std::string>& more) {
+  auto first = [](const std::string& name, const std::vector<std::string>& extra) {
     std::vector<std::string> w = words(name, {"vae_max_train_steps=1", "max_train_steps=1", "prompt=[]"});
-    w.insert(w.end(), more.begin(), more.end());
+    w.insert(w.end(), extra.begin(), extra.end());
     const Outcome o = maxdiffusion(w);
     EXPECT_EQ(o.status, 0) << o.err;
     EXPECT_EQ(lines(run_folder(name) + "/vae/metrics.jsonl"), 1);
@@ -133,10 +151,11 @@ TEST(Train, TheAutoencoderFollowsItsKeys) {
   EXPECT_GT(held["loss"].get<double>(), plain["loss"].get<double>());
   const Outcome o = maxdiffusion(words("vae_bad", {"vae_per_device_batch_size=0.5"}));
   EXPECT_EQ(o.status, 2);
-  EXPECT_TRUE(contains(o.err, "vae_per_device_batch_size is 0.5; times 1 devices it is 0.5")) << o.err;
+  EXPECT_TRUE(contains(o.err, "vae_per_device_batch_size is 0.5; on 1 device that is 0.5 images, expected a whole"))
+      << o.err;
 }
 
-/// Starts the program and sends a signal once `due` is true. How it ended, as waitpid says, and what it said.
+/// Starts the program and sends a signal once `due` is true. Returns its status as waitpid does, and its output.
 std::pair<int, std::string> signalled(const std::vector<std::string>& line, int signal,
                                       const std::function<bool()>& due) {
   static int files = 0;
@@ -161,18 +180,18 @@ std::pair<int, std::string> signalled(const std::vector<std::string>& line, int 
 
 TEST(Train, ASignalSavesTheStepsDoneAndSaysWhere) {
   const std::string run = run_folder("signalled");
-  // Nothing would be saved before the end.
-  const auto [status, said] =
+  // No checkpoint would be saved before the end.
+  const auto [status, log] =
       signalled(words("signalled", {"max_train_steps=1000000", "checkpoint_every=-1", "log_period=1"}), SIGTERM,
                 [&] { return exists(run + "/metrics.jsonl") && lines(run + "/metrics.jsonl") >= 3; });
-  ASSERT_TRUE(WIFEXITED(status)) << said;
-  EXPECT_EQ(WEXITSTATUS(status), 143) << said;
+  ASSERT_TRUE(WIFEXITED(status)) << log;
+  EXPECT_EQ(WEXITSTATUS(status), 143) << log;
   const int64_t done = lines(run + "/metrics.jsonl");
   const std::string saved = run + "/checkpoints/" + std::to_string(done);
-  EXPECT_TRUE(contains(said, "SIGTERM: finishing and saving this step")) << said;
+  EXPECT_TRUE(contains(log, "SIGTERM: finishing and saving this step")) << log;
   EXPECT_TRUE(
-      contains(said, "stopped by SIGTERM after step " + std::to_string(done) + " of 1000000\n  saved in " + saved))
-      << said;
+      contains(log, "stopped by SIGTERM after step " + std::to_string(done) + " of 1000000\n  saved in " + saved))
+      << log;
   EXPECT_TRUE(exists(saved + "/training_state/checksums.json"));
   EXPECT_EQ(std::distance(fs::directory_iterator(run + "/checkpoints"), fs::directory_iterator()), 1);
   const std::string last = std::to_string(done + 3);
@@ -186,10 +205,10 @@ TEST(Train, ASignalSavesTheStepsDoneAndSaysWhere) {
 
 TEST(Train, ASignalBeforeTheFirstStepEndsAtOnceWithoutHalfAFile) {
   const std::string run = run_folder("early");
-  const auto [status, said] = signalled(words("early"), SIGINT, [&] { return exists(run + "/config.yml"); });
-  ASSERT_TRUE(WIFEXITED(status)) << said;
-  EXPECT_EQ(WEXITSTATUS(status), 130) << said;
-  EXPECT_TRUE(contains(said, "SIGINT")) << said;
+  const auto [status, log] = signalled(words("early"), SIGINT, [&] { return exists(run + "/config.yml"); });
+  ASSERT_TRUE(WIFEXITED(status)) << log;
+  EXPECT_EQ(WEXITSTATUS(status), 130) << log;
+  EXPECT_TRUE(contains(log, "SIGINT")) << log;
   for (const auto& f : fs::recursive_directory_iterator(run))
     EXPECT_FALSE(contains(f.path().filename(), ".tmp")) << f.path();
 }
@@ -207,24 +226,24 @@ TEST(Train, ARefusedConfigAndASecondRunLeaveTheRunAlone) {
   Outcome large = maxdiffusion(words("alone", {"per_device_batch_size=64"}));
   EXPECT_EQ(large.status, 2);
   EXPECT_TRUE(contains(large.err, "per_device_batch_size: a batch of 64 samples; expected at most 9")) << large.err;
-  // While one trains, another is refused, and names it.
+  // While one process trains the run, a second one fails with an error that names the first.
   std::string second;
-  const auto [status, said] = signalled(words("alone", {"max_train_steps=1000000", "log_period=1"}), SIGINT, [&] {
+  const auto [status, log] = signalled(words("alone", {"max_train_steps=1000000", "log_period=1"}), SIGINT, [&] {
     if (lines(run + "/metrics.jsonl") < 8) return false;
     const Outcome o = maxdiffusion(words("alone"));
     EXPECT_EQ(o.status, 4);
     second = o.err;
     return true;
   });
-  EXPECT_EQ(WEXITSTATUS(status), 130) << said;
+  EXPECT_EQ(WEXITSTATUS(status), 130) << log;
   EXPECT_TRUE(contains(second, "'" + run + "' is in use by process ")) << second;
 }
 
 // S4-99, S4-101, S4-102, P-6
 TEST(Train, ResumesAfterKillToTheBit) {
-  // The learning rate's schedule has its own length, so the number of steps changes nothing but the end.
+  // The learning-rate schedule has its own length, so the number of steps only changes the end.
   const std::string run = run_folder("killed");
-  // Killed in the middle of the UNet's training, once something is saved.
+  // Kills the UNet's training once a checkpoint is saved.
   const int status =
       signalled(words("killed", {"max_train_steps=1000000"}), SIGKILL, [&] {
         return exists(run + "/checkpoints/4") || exists(run + "/checkpoints/6") || exists(run + "/checkpoints/8");
@@ -298,23 +317,23 @@ TEST(Train, DamagedWeightsAreRefusedByName) {
 
 // S4-16, P-1
 TEST(Train, AfterwardsGenerateSamplesTheTrainedModel) {
-  // Models that started from random values are not random any more.
+  // Models that started from random values have been trained.
   ASSERT_EQ(maxdiffusion(words("drawn_from")).status, 0);
-  auto draw = [](const std::vector<std::string>& more) {
-    const std::string to = shared().folder / "drawn";
+  auto generate = [](const std::vector<std::string>& extra) {
+    const std::string to = shared().folder / "sampled";
     fs::remove_all(to);
     std::vector<std::string> all = {"generate", run_folder("drawn_from") + "/config.yml", "output_type=np",
                                     "prompt=shade number 1", "output_dir=" + to};
-    all.insert(all.end(), more.begin(), more.end());
+    all.insert(all.end(), extra.begin(), extra.end());
     const Outcome o = maxdiffusion(all);
     EXPECT_EQ(o.status, 0) << o.err;
     return read_file(to + "/images.safetensors");
   };
-  const std::string drawn = draw({}), checkpoint = run_folder("drawn_from") + "/checkpoints/6";
-  EXPECT_EQ(draw({"pretrained_model_name_or_path=" + checkpoint}), drawn);
-  EXPECT_EQ(draw({"pretrained_model_name_or_path=" + checkpoint, "train_new_unet=false", "train_new_vae=false",
-                  "random_text_encoder=false"}),
-            drawn);
+  const std::string generated = generate({}), checkpoint = run_folder("drawn_from") + "/checkpoints/6";
+  EXPECT_EQ(generate({"pretrained_model_name_or_path=" + checkpoint}), generated);
+  EXPECT_EQ(generate({"pretrained_model_name_or_path=" + checkpoint, "train_new_unet=false", "train_new_vae=false",
+                      "random_text_encoder=false"}),
+            generated);
 }
 
 // S4-22

@@ -1,5 +1,5 @@
-// Each key that names a type or a precision changes, in the program of a training step, what it names and nothing else.
-// The program is read as text and not compiled. On two devices, where no kernel of ours computes convolutions.
+// Each key that names a type or a precision changes only what it names in the program of a training step. The test
+// reads the program's text without compiling it, on two devices, where our kernels do not compute convolutions.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -15,11 +15,11 @@ namespace {
 
 using Types = std::set<std::string>;
 
-/// What the text says of one model.
+/// Types and precisions of one model in the program text.
 struct Model {
-  Types weights;     // of the parameters
-  Types products;    // of both operands of products and convolutions and of attention, but for those named below
-  Types precisions;  // as the program spells them
+  Types weights;     // types of the parameters
+  Types products;    // operand types of products, convolutions and attention, except those in `named`
+  Types precisions;  // in the program's spelling
   bool operator==(const Model&) const = default;
 };
 void PrintTo(const Model& m, std::ostream* os) {
@@ -34,7 +34,7 @@ void PrintTo(const Model& m, std::ostream* os) {
 struct Step {
   std::map<std::string, Model> models;  // unet, text_encoder, vae
   Types moments, masters;
-  std::map<std::string, Types> named;  // products by the end of their layer's name, of the UNet
+  std::map<std::string, Types> named;  // UNet products by the end of their layer's name
   bool operator==(const Step&) const = default;
 };
 
@@ -43,7 +43,7 @@ std::string model_of(const std::string& layer) {
   return layer.starts_with("encoder.") || layer.starts_with("quant_conv") ? "vae" : "unet";
 }
 
-/// What lies between `before` and `after`, from `from` on, which moves behind it; empty when there is none.
+/// The text between `before` and `after`, searched from `from`, which moves behind it; empty if there is none.
 std::string between(const std::string& text, const std::string& before, const std::string& after, size_t& from) {
   const size_t start = text.find(before, from),
                end = start == text.npos ? start : text.find(after, start + before.size());
@@ -52,13 +52,13 @@ std::string between(const std::string& text, const std::string& before, const st
   return text.substr(start + before.size(), end - start - before.size());
 }
 
-/// "f32" of the next "tensor<2x8x8xf32>".
+/// The element type of the next tensor: "f32" of "tensor<2x8x8xf32>".
 std::string element(const std::string& text, size_t& from) {
   const std::string shape = between(text, "tensor<", ">", from);
   return shape.substr(shape.rfind('x') + 1);
 }
 
-/// From "%arg5: tensor<8x3x3x3xf32> {…} loc("vae/encoder.conv_in.weight"), …".
+/// Parses "%arg5: tensor<8x3x3x3xf32> {…} loc("vae/encoder.conv_in.weight"), …".
 void add_arguments(Step& step, const std::string& line) {
   for (size_t at = line.find("%arg"); at < line.find(") -> ("); at = line.find("%arg", at)) {
     const std::string type = element(line, at), name = between(line, "loc(\"", "\")", at),
@@ -69,7 +69,7 @@ void add_arguments(Step& step, const std::string& line) {
   }
 }
 
-/// From "%9 = "stablehlo.dot_general"(%7, %8) {…} : (tensor<…>, tensor<…>) -> tensor<…> loc(#loc5)".
+/// Parses "%9 = "stablehlo.dot_general"(%7, %8) {…} : (tensor<…>, tensor<…>) -> tensor<…> loc(#loc5)".
 void add_product(Step& step, const std::string& line, const std::map<std::string, std::string>& layers) {
   size_t types = line.rfind(" : (tensor<"), place = line.rfind(" loc(");
   const Types operands = {element(line, types), element(line, types)};
@@ -101,8 +101,8 @@ Step step_of(const std::string& program) {
   return step;
 }
 
-/// The training step of a tiny folder with float32 everywhere, but for `words`. For a plugin that takes no CPU kernels,
-/// so that every product is an operation whose types are said.
+/// The training step of a tiny folder in float32 except for `words`. Traced for a plugin without our CPU kernels, so
+/// that every product is an operation with visible types.
 Step step_with(const std::vector<std::string>& words, const std::string& folder = "sd") {
   std::vector<std::string> all = {"inspect",
                                   "graph",
@@ -112,7 +112,7 @@ Step step_with(const std::vector<std::string>& words, const std::string& folder 
                                   "cpu_device_count=1",
                                   "dataset_type=synthetic",
                                   "synthetic_num_samples=4",
-                                  "cache_latents_text_encoder_outputs=false",  // so that all models are in the step
+                                  "cache_latents_text_encoder_outputs=false",  // so that the step contains all models
                                   "resolution=16",
                                   "max_train_steps=1"};
   all.insert(all.end(), words.begin(), words.end());
@@ -148,7 +148,7 @@ TEST(TypeKeys, ChangeWhatTheyNameAndNothingElse) {
   using Change = std::function<void(Step&)>;
   for (const auto& [word, change] : std::vector<std::pair<std::string, Change>>{
            {"weights_dtype=bfloat16", [](Step& s) { s.models["unet"].weights = kNarrow, s.masters = kWide; }},
-           // Times and the last convolution, before the loss, stay wide.
+           // Timesteps and the last convolution, before the loss, stay wide.
            {"activations_dtype=bfloat16",
             [](Step& s) { s.models["unet"].products = kNarrow, s.named["attention"] = kNarrow; }},
            {"text_encoder_dtype=bfloat16",

@@ -1,7 +1,8 @@
-// The rows of attention that a device's platform has ($MD_TEST_HARDWARE), with heads of the published sizes, beside
+// Compares the attention kernels of a device's platform ($MD_TEST_HARDWARE), with heads of published sizes, with
 // dot_product in f32 on this machine's CPU: results and gradients.
 #include "maxdiffusion/ops/attention.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -23,7 +24,7 @@ struct Case {
 };
 void PrintTo(const Case& c, std::ostream* os) { *os << c.name; }
 
-/// y, and the gradients of Σ weight · y by q, k and v.
+/// y, and the gradients of Σ weight · y with respect to q, k and v.
 std::vector<HostArray> run(const Devices& devices, const Case& c, DType type, const std::string& kernel) {
   std::mt19937 random(7);
   std::normal_distribution<float> normal;
@@ -33,7 +34,7 @@ std::vector<HostArray> run(const Devices& devices, const Case& c, DType type, co
   for (const int64_t length : {c.queries, c.keys, c.keys, c.queries}) {
     HostArray a(Shape{DType::f32, {1, length, 2, c.head}});
     for (float& v : a.mutable_view<float>()) v = normal(random);
-    values.push_back(a.cast(c.type).cast(type));  // numbers that both types have
+    values.push_back(a.cast(c.type).cast(type));  // representable in both types
     in.push_back(g.input("x" + std::to_string(in.size()), values.back().shape()));
   }
   AttentionOptions o;
@@ -62,8 +63,9 @@ TEST_P(AttentionOnDevice, GivesWhatTheCpuGives) {
 std::vector<Case> cases() {
   std::vector<Case> out;
   for (const char* kernel : {"dot_product", "flash"})
-    for (const auto& [word, type] : {std::pair{"f32", DType::f32}, {"bf16", DType::bf16}}) {
-      const auto add = [&](const char* what, int64_t queries, int64_t keys, int64_t head, bool causal) {
+    for (const auto& [its_word, its_type] : {std::pair{"f32", DType::f32}, {"bf16", DType::bf16}}) {
+      const auto add = [&, word = its_word, type = its_type](const char* what, int64_t queries, int64_t keys,
+                                                             int64_t head, bool causal) {
         out.push_back({fmt::format("{}_{}_{}", kernel, word, what), kernel, type, queries, keys, head, causal});
       };
       add("self64", 1024, 1024, 64, false);

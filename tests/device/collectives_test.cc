@@ -1,4 +1,5 @@
-// Collectives on all devices that there are ($MD_TEST_HARDWARE; of the CPU four virtual ones), in f32, beside the host.
+// Collectives on all devices of the platform ($MD_TEST_HARDWARE; four virtual ones for the CPU), in f32, compared with
+// the host.
 #include <gtest/gtest.h>
 
 #include "maxdiffusion/mesh/axis_rules.h"
@@ -15,7 +16,7 @@ SharedDevices& kAll = SharedDevices::add([] {
   return Devices::open(test_hardware(), 1, {.ici_fsdp_parallelism = count});
 });
 
-/// Of rows that lie on the devices in order, n to each; f is of one device's rows.
+/// Splits the rows of x over the devices in order, n each, and runs f on each device's rows.
 HostArray on_all(const HostArray& x, const DimAxes& out, const std::function<Tensor(Tensor)>& f) {
   const Devices& devices = kAll.get();
   Graph g(devices.graph_options());

@@ -1,4 +1,4 @@
-// What tests of a device compare it with: this machine's CPU.
+// Helpers to compare a device with this machine's CPU.
 #pragma once
 
 #include <cmath>
@@ -11,7 +11,7 @@ namespace md {
 inline SharedDevices& kHostDevice = SharedDevices::add([] { return Devices::open(); });
 inline const Devices& host_device() { return kHostDevice.get(); }
 
-/// The largest ‖a − b‖ / ‖b‖; infinite where one holds a number that the other does not.
+/// The largest ‖a − b‖ / ‖b‖; infinite if only one of two elements is a number.
 inline double device_distance(const std::vector<HostArray>& a, const std::vector<HostArray>& b) {
   double worst = 0;
   for (size_t i = 0; i < a.size(); ++i) {

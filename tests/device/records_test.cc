@@ -1,5 +1,5 @@
-// Every record, forward and gradient, on a device ($MD_TEST_HARDWARE) beside this machine's CPU: the same inputs in the
-// types of its samples. On the CPU the two are one, and this tests itself.
+// Every operation, forward and gradient, on a device ($MD_TEST_HARDWARE) compared with this machine's CPU: the same
+// inputs in the types of its samples. With the CPU as device, both are the same, and the test checks itself.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,36 +16,36 @@
 namespace md {
 namespace {
 
-// Products of f32 are made of bf16 on TPUs, and of ten bits on GPUs: 8 and 10 bits, summed over the samples' few terms.
+// TPUs compute f32 products in bf16 (8 bits), GPUs with 10 bits; the samples sum few terms.
 constexpr double kLargest = 2e-2;
 
 struct Results {
   std::vector<HostArray> outputs, gradients;
 };
 
-/// The sample's outputs and the gradients of Σ weightᵢ · outᵢ over its floating outputs, on a device.
+/// The sample's outputs and the gradients of Σ weightᵢ · outᵢ over its floating-point outputs, on a device.
 Results run(const Devices& devices, const OpDef& op, const OpSample& sample, unsigned seed) {
   std::mt19937 random(seed);
   Graph g(devices.graph_options());
-  std::vector<Tensor> in, wanted;
+  std::vector<Tensor> in, expected;
   std::vector<HostArray> values;
   for (size_t i = 0; i < sample.inputs.size(); ++i) {
     in.push_back(g.input("x" + std::to_string(i), sample.inputs[i]));
     values.push_back(random_values(sample.inputs[i], sample.low, sample.high, random));
     const bool wants = sample.differentiate.empty() ? is_float(sample.inputs[i].dtype) : sample.differentiate[i];
-    if (wants && op.vjp && op.vjp != no_gradient) wanted.push_back(in.back());
+    if (wants && op.vjp && op.vjp != no_gradient) expected.push_back(in.back());
   }
   const std::vector<Tensor> out = apply_sample(op, g, in, sample.attributes);
   Tensor loss;
   for (size_t i = 0; i < out.size(); ++i) {
     g.output("y" + std::to_string(i), out[i]);
-    if (!is_float(out[i].dtype()) || wanted.empty()) continue;
+    if (!is_float(out[i].dtype()) || expected.empty()) continue;
     const Tensor term =
         sum(cast(out[i], DType::f32) * constant(g, random_values({DType::f32, out[i].dims()}, 0.5, 1.5, random)));
     loss = loss ? loss + term : term;
   }
   if (loss) {
-    const std::vector<Tensor> grads = grad(loss, wanted);
+    const std::vector<Tensor> grads = grad(loss, expected);
     for (size_t i = 0; i < grads.size(); ++i)
       if (grads[i]) g.output("g" + std::to_string(i), grads[i]);
   }

@@ -1,5 +1,5 @@
-// The denoising loss's weights, on a UNet whose parameters are all zero: it predicts nothing, so what is left of the
-// error is the noise, which the same draw gives by itself.
+// The weights of the denoising loss, tested with an all-zero UNet: it predicts 0, so the error is the noise, which the
+// same random numbers reproduce without the model.
 #include "maxdiffusion/tasks/denoise.h"
 
 #include <gtest/gtest.h>
@@ -7,6 +7,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/runtime/runtime.h"
@@ -38,7 +39,7 @@ struct Values {
   std::vector<double> noise;  // [B, h, w, C]
 };
 
-/// `mask`: [B, h, w], empty for a task without.
+/// `mask`: [B, h, w]; empty for a task without masks.
 Values run(const DenoiseTask& task, const std::vector<float>& mask) {
   const Devices devices = Devices::open();
   Graph g(devices.graph_options());
@@ -91,7 +92,7 @@ TEST(MaskedLoss, WeighsEveryElementAndDividesByAllOfThem) {
 }
 
 TEST(MaskedLoss, IsWeighedByTheSignalAsWell) {
-  // Min-SNR weights are factors per sample: a mask of a half everywhere halves the loss with them, too.
+  // Min-SNR weights are factors per sample: a mask of 0.5 everywhere halves the loss with them too.
   DenoiseTask plain = tiny(), masked = tiny();
   plain.process = masked.process = process(0.5);
   masked.masked = true;
@@ -100,7 +101,7 @@ TEST(MaskedLoss, IsWeighedByTheSignalAsWell) {
   EXPECT_NEAR(run(masked, std::vector<float>(48, 0.5f)).loss, whole / 2, 1e-6 * whole);
 }
 
-/// A "model" that predicts what it sees: the noisy sample, shifted by a thousandth of its caption's number.
+/// A fake model that predicts its input: the noisy sample plus a thousandth of its caption's number.
 class Echo final : public Family {
  public:
   Echo() : Family({.denoisers = {"echo"}, .conditioning = {{"caption", {DType::f32, {}}}}}) {}
@@ -110,7 +111,7 @@ class Echo final : public Family {
   }
 };
 
-/// The loss of Echo, and what PyTorch's training scripts compute from the same draws: diffusers'
+/// The loss of Echo, and the loss that PyTorch's training scripts compute from the same random numbers: diffusers'
 /// train_text_to_image.py (--noise_offset, --input_perturbation) and train_dreambooth.py (--prior_loss_weight).
 struct EchoLoss {
   double ours, theirs;
@@ -121,7 +122,7 @@ EchoLoss echo_loss(double offset, double perturbation, double dropout, std::opti
   DenoiseTask task = tiny();
   task.family = std::make_shared<Echo>();
   task.size = {3, 5};
-  task.noise = random_noise_input(offset, perturbation);
+  task.noise = random_noise_input({.offset = offset, .perturbation = perturbation});
   task.batch_size = kBatch;
   task.caption_dropout = dropout;
   task.prior_loss_weight = prior;
@@ -154,12 +155,12 @@ EchoLoss echo_loss(double offset, double perturbation, double dropout, std::opti
   g.output("t", task.process->sample_timesteps(rng.for_("timestep"), all));
   g.output("drop", random_uniform(rng.for_("caption"), {DType::f32, {all}}));
   const std::vector<HostArray> out = evaluate(devices, g, inputs);
-  const auto noise = out[1].to_doubles(), shift = out[2].to_doubles(), more = out[3].to_doubles(),
+  const auto noise = out[1].to_doubles(), shift = out[2].to_doubles(), extra = out[3].to_doubles(),
              t = out[4].to_doubles(), drop = out[5].to_doubles();
-  std::vector<double> kept = {1};  // ᾱ of scaled_linear betas
+  std::vector<double> alphas_cumprod = {1};  // ᾱ of scaled_linear betas
   for (int i = 0; i < 1000; ++i) {
     const double root = std::sqrt(0.00085) + (std::sqrt(0.012) - std::sqrt(0.00085)) * i / 999;
-    kept.push_back(kept.back() * (1 - root * root));
+    alphas_cumprod.push_back(alphas_cumprod.back() * (1 - root * root));
   }
   EchoLoss loss{out[0].to_doubles()[0], 0, 0};
   for (int64_t b = 0; b < all; ++b) {
@@ -168,12 +169,12 @@ EchoLoss echo_loss(double offset, double perturbation, double dropout, std::opti
     const std::string prefix = of_class ? "class_" : "";
     const auto row = static_cast<size_t>(b - (of_class ? kBatch : 0));
     const double caption = dropped ? values.at("empty_caption")[0] : values.at(prefix + "caption")[row],
-                 a = kept[static_cast<size_t>(t[static_cast<size_t>(b)]) + 1];
+                 a = alphas_cumprod[static_cast<size_t>(t[static_cast<size_t>(b)]) + 1];
     double sum = 0;
     for (size_t i = 0; i < kEach; ++i) {
       const size_t at = static_cast<size_t>(b) * kEach + i;
       const double target = noise[at] + offset * shift[static_cast<size_t>(b) * kChannels + i % kChannels],
-                   added = target + perturbation * more[at];
+                   added = target + perturbation * extra[at];
       const double noisy = std::sqrt(a) * values.at(prefix + "latents")[row * kEach + i] + std::sqrt(1 - a) * added;
       sum += (target - noisy - 1e-3 * caption) * (target - noisy - 1e-3 * caption);
     }
@@ -193,6 +194,146 @@ TEST(DenoisingLoss, IsThatOfDiffusersScriptsWithEachKey) {
   EXPECT_LT(dropped.dropped, 6);
   expect_equal(echo_loss(0, 0, 0, 0.7));
   expect_equal(echo_loss(0.5, 0.3, 0, 2.0));
+}
+
+const nlohmann::json& golden() {
+  static const nlohmann::json all = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/noise_times.json"));
+  return all;
+}
+
+/// f of a graph of its own, computed.
+template <class F>
+std::vector<double> computed(F f) {
+  const Devices devices = Devices::open();
+  Graph g(devices.graph_options());
+  g.output("y", f(g));
+  return evaluate(devices, g, {})[0].to_doubles();
+}
+
+template <class T>
+Tensor numbers(Graph& g, DType type, const nlohmann::json& values) {
+  const auto all = values.get<std::vector<T>>();
+  return constant(g, HostArray::of<T>({type, {std::ssize(all)}}, all));
+}
+
+// tools/golden/noise_times.py
+TEST(Distance, IsThatOfKohyasScripts) {
+  for (const nlohmann::json& of : golden()["distances"])
+    for (const char* type : {"l1", "l2", "huber", "smooth_l1"}) {
+      const Distance distance{.type = type, .c = of["c"].get<double>() / 2, .scale = 2, .schedule = "constant"};
+      const std::vector<double> y = computed([&](Graph& g) {
+        const Tensor e = reshape(numbers<float>(g, DType::f32, of["e"]), {1, 1, 6});
+        return distance.of(e, full(g, 0, {DType::s32, {1}}), *process());
+      });
+      for (size_t i = 0; i < y.size(); ++i) EXPECT_NEAR(y[i], of[type][i].get<double>(), 1e-6 * y[i]) << type << of;
+    }
+}
+
+TEST(Distance, ItsThresholdFollowsTheSchedule) {
+  for (const nlohmann::json& of : golden()["noise_models"]) {
+    const auto noise = make_process({{"beta_schedule", "scaled_linear"},
+                                     {"beta_start", 0.00085},
+                                     {"beta_end", 0.012},
+                                     {"rescale_betas_zero_snr", of["zero"]},
+                                     {"prediction_type", of["prediction_type"]}},
+                                    {});
+    for (const std::string schedule : {"snr", "exponential"}) {
+      const Distance distance{.type = "smooth_l1", .c = 0.1, .scale = 0.5, .schedule = schedule};
+      const std::vector<double> y = computed([&](Graph& g) {
+        return distance.of(full(g, 2, {DType::f32, {6, 1}}), numbers<int32_t>(g, DType::s32, of["timesteps"]), *noise);
+      });
+      for (size_t i = 0; i < y.size(); ++i) {
+        const double c = of["threshold_" + schedule][i];
+        EXPECT_NEAR(y[i], 2 * (std::sqrt(4 + c * c) - c), 1e-4) << schedule << i;
+      }
+    }
+  }
+}
+
+/// Bilinear interpolation of the first rows × columns of z, [H, W], to all of it.
+std::vector<double> enlarged(const std::vector<double>& z, int64_t width, int64_t rows, int64_t columns, int64_t h,
+                             int64_t w) {
+  const auto place = [](int64_t i, int64_t part, int64_t whole) {
+    const double at =
+        std::max(0.0, (static_cast<double>(i) + 0.5) * static_cast<double>(part) / static_cast<double>(whole) - 0.5);
+    const auto from = static_cast<int64_t>(at);
+    return std::tuple(from, std::min(from + 1, part - 1), at - static_cast<double>(from));
+  };
+  std::vector<double> y;
+  for (int64_t i = 0; i < h; ++i)
+    for (int64_t j = 0; j < w; ++j) {
+      const auto [a, b, u] = place(i, rows, h);
+      const auto [c, d, v] = place(j, columns, w);
+      const auto at = [&](int64_t row, int64_t column) { return z[static_cast<size_t>(row * width + column)]; };
+      y.push_back((1 - u) * ((1 - v) * at(a, c) + v * at(a, d)) + u * ((1 - v) * at(b, c) + v * at(b, d)));
+    }
+  return y;
+}
+
+TEST(MultiresNoise, IsThatOfKohyasScripts) {
+  std::vector<double> z, expected;
+  for (const auto& row : golden()["enlarged"]["from"]) z.insert(z.end(), row.begin(), row.end());
+  for (const auto& row : golden()["enlarged"]["to"]) expected.insert(expected.end(), row.begin(), row.end());
+  const std::vector<double> of_torch = enlarged(z, 2, 3, 2, 7, 5);
+  for (size_t i = 0; i < of_torch.size(); ++i) EXPECT_NEAR(of_torch[i], expected[i], 1e-6);
+
+  // Two samples of two frames of 9 × 7 with one channel, from the same random numbers.
+  constexpr int64_t kB = 2, kF = 2, kH = 9, kW = 7, kOne = kF * kH * kW;
+  constexpr int kIterations = 4;
+  const Devices devices = Devices::open();
+  Graph g(devices.graph_options());
+  const Rng rng = Rng::seed(g, 3);
+  const Shape shape{DType::f32, {kB, kF, kH, kW, 1}};
+  const Tensor plain = random_normal(rng.for_("plain"), shape);
+  g.output("y", MultiresNoise{kIterations, 0.6}.of(plain, rng));
+  g.output("plain", plain);
+  for (uint32_t i = 0; i < kIterations; ++i) {
+    g.output("noise" + std::to_string(i), random_normal(rng.for_("noise").fold(i), shape));
+    g.output("ratio" + std::to_string(i), random_uniform(rng.for_("ratio").fold(i), {DType::f32, {kB, 1, 1}}, 2, 4));
+  }
+  std::vector<std::vector<double>> out;
+  for (const HostArray& a : evaluate(devices, g, {})) out.push_back(a.to_doubles());
+  bool ends_early = false;
+  for (int64_t b = 0; b < kB; ++b) {
+    const auto part = [&](const std::vector<double>& all, int64_t from, int64_t count) {
+      return std::vector<double>(all.begin() + from, all.begin() + from + count);
+    };
+    std::vector<double> sum = part(out[1], b * kOne, kOne);
+    for (int i = 0; i < kIterations; ++i) {
+      const double power = std::pow(out[static_cast<size_t>(3 + 2 * i)][static_cast<size_t>(b)], i);
+      const auto rows = std::max<int64_t>(1, static_cast<int64_t>(kH / power)),
+                 columns = std::max<int64_t>(1, static_cast<int64_t>(kW / power));
+      for (int64_t f = 0; f < kF; ++f) {
+        const std::vector<double> y = enlarged(
+            part(out[static_cast<size_t>(2 + 2 * i)], b * kOne + f * kH * kW, kH * kW), kW, rows, columns, kH, kW);
+        for (size_t k = 0; k < y.size(); ++k) sum[static_cast<size_t>(f) * y.size() + k] += y[k] * std::pow(0.6, i);
+      }
+      if (rows > 1 && columns > 1) continue;
+      ends_early = ends_early || i + 1 < kIterations;
+      break;
+    }
+    double total = 0, squares = 0;
+    for (double v : sum) total += v;
+    for (double v : sum) squares += (v - total / kOne) * (v - total / kOne);
+    const double deviation = std::sqrt(squares / (kOne - 1));
+    for (size_t k = 0; k < sum.size(); ++k)
+      ASSERT_NEAR(out[0][static_cast<size_t>(b) * kOne + k], sum[k] / deviation, 2e-5) << b << " " << k;
+  }
+  EXPECT_TRUE(ends_early);
+}
+
+TEST(DenoisingLoss, OfAnotherDistanceIsItsMean) {
+  DenoiseTask task = tiny();
+  const Values plain = run(task, {});
+  task.distance = {.type = "l1"};
+  double sum = 0;
+  for (double e : plain.noise) sum += std::abs(e);
+  const Values l1 = run(task, {});
+  EXPECT_NEAR(l1.loss, sum / static_cast<double>(plain.noise.size()), 1e-6);
+  task.noise = random_noise_input({.multires = {6, 0.4}});
+  task.distance = {};
+  EXPECT_NEAR(run(task, {}).loss, 1, 0.05);  // of noise whose deviation is 1
+  EXPECT_NE(run(task, {}).loss, plain.loss);
 }
 
 TEST(DenoiseTask, SizesAreAFieldOfTheBatch) {

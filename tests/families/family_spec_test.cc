@@ -1,4 +1,4 @@
-// What a family says of itself in its FamilySpec is what its functions take and return, for every pipeline class.
+// A family's functions must take and return what its FamilySpec says, for every pipeline class.
 #include "maxdiffusion/families/family_spec.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@
 namespace md {
 namespace {
 
-/// A tiny folder of tests/golden for classes whose names begin so; the first row that fits.
+/// A tiny folder of tests/golden for class names with this prefix; the first match counts.
 constexpr std::pair<const char*, const char*> kFolders[] = {{"StableDiffusionXL", "pipelines/sdxl"},
                                                             {"StableDiffusion", "pipelines/sd"},
                                                             {"LatentConsistency", "pipelines/sd"},
@@ -26,6 +26,8 @@ constexpr std::pair<const char*, const char*> kFolders[] = {{"StableDiffusionXL"
                                                             {"Flux2", "flux2/base"},
                                                             {"Flux", "flux/dev"},
                                                             {"ZImage", "zimage/base"},
+                                                            {"QwenImageEditPlus", "qwenimage_edit/plus"},
+                                                            {"QwenImageEdit", "qwenimage_edit/edit"},
                                                             {"QwenImage", "qwenimage/base"}};
 
 ModelFolder tiny_folder(const std::string& pipeline) {
@@ -42,7 +44,7 @@ ModelFolder tiny_folder(const std::string& pipeline) {
     index["_class_name"] = pipeline;
     files["model_index.json"] = index.dump();
     ModelFolder tiny = ModelFolder::from_texts(files);
-    tiny.set_option("text_encoder_out_layers", std::vector<int64_t>{1, 2, 3});  // fewer than the published models have
+    tiny.set_option("text_encoder_out_layers", std::vector<int64_t>{1, 2, 3});  // fewer than in published models
     return tiny;
   }
   throw Error(Code::invalid_config, pipeline + " has no tiny folder in this test");
@@ -67,25 +69,25 @@ TEST(FamilySpec, OfEveryPipelineIsWhatItsFunctionsTakeAndReturn) {
     };
     Conditioning text;
     for (const Field& f : spec.text_fields()) text[f.name] = g.input(f.name, batched(kBatch, f.shape));
-    Conditioning given = family->encode_text(models, text, 0);
-    expect(spec.conditioning, given);
+    Conditioning conditioning = family->encode_text(models, text, 0);
+    expect(spec.conditioning, conditioning);
 
     const int64_t side = std::max<int64_t>(spec.size_multiple(), 8);
     const MediaSize size{side, side, spec.autoencoder->frame_scale > 0 ? spec.autoencoder->frame_scale + 1 : 1};
     Conditioning extra = family->extra_conditioning(g, kBatch, {{{{side, side}}, {{0, 0}}, {{side, side}}}, 3.5});
     for (const auto& [name, x] : extra) EXPECT_EQ(x.dim(0), kBatch) << name;
-    given.merge(extra);  // leaves what the spec says, and embedded guidance, which is no field
+    conditioning.merge(extra);  // rest: the spec's fields and embedded guidance
     for (const Field& f : spec.size_conditioning)
-      EXPECT_EQ(to_string(given.at(f.name).shape()), to_string(batched(kBatch, f.shape))) << f.name;
+      EXPECT_EQ(to_string(conditioning.at(f.name).shape()), to_string(batched(kBatch, f.shape))) << f.name;
     if (const ImageConditioning* images = family->image_conditioning(); images && images->min_images > 0)
-      for (const Field& f : images->fields(size)) given[f.name] = g.input(f.name, batched(kBatch, f.shape));
+      for (const Field& f : images->fields(size)) conditioning[f.name] = g.input(f.name, batched(kBatch, f.shape));
 
     const Dims latent = family->latent_dims(size);
     EXPECT_EQ(latent, spec.autoencoder->latent_dims(size));
     EXPECT_EQ(spec.autoencoder->pixel_dims(spec.autoencoder->media_size(latent)), spec.autoencoder->pixel_dims(size));
     const Shape noisy = batched(kBatch, {DType::f32, latent});
     const Tensor predicted =
-        family->predict(models, g.input("x", noisy), g.input("t", {DType::f32, {kBatch}}), given, {}).sample;
+        family->predict(models, g.input("x", noisy), g.input("t", {DType::f32, {kBatch}}), conditioning, {}).sample;
     EXPECT_EQ(to_string(predicted.shape()), to_string(noisy));
     for (const Param& p : params.params())
       EXPECT_TRUE(p.model == spec.denoiser() || std::ranges::count(spec.text_components(), p.model) > 0) << p.input;

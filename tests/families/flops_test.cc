@@ -1,4 +1,4 @@
-// The floating-point work of a training step: what is done, by what is trained.
+// Floating-point operations of a training step, by what is trained.
 #include <gtest/gtest.h>
 
 #include "maxdiffusion/lora/lora_scope.h"
@@ -9,7 +9,7 @@
 namespace md {
 namespace {
 
-/// Of the loss alone.
+/// Operations of the loss's forward pass.
 double forward(const DenoiseTask& task) {
   Graph g;
   ParamTable params;
@@ -23,7 +23,7 @@ double step(const DenoiseTask& task, const StepOptions& options = {}) { return t
 
 TEST(StepFlops, OfAWholeModelAreThreeTimesItsForwardPass) {
   const double once = forward(tiny_task());
-  EXPECT_LT(step(tiny_task()), 3 * once);  // nothing needs the gradient of the latents
+  EXPECT_LT(step(tiny_task()), 3 * once);  // the latents need no gradient
   EXPECT_GT(step(tiny_task()), 2.95 * once);
 }
 
@@ -44,7 +44,7 @@ TEST(StepFlops, OfFrozenWeightsUnderLoraAreTwiceTheirForwardPass) {
   }};
   const double once = forward(tiny_task());
   EXPECT_LT(step(tiny_task(), lora), 2.2 * once);
-  EXPECT_GT(step(tiny_task(), lora), 1.5 * once);  // layers before the first matrices need no gradients at all
+  EXPECT_GT(step(tiny_task(), lora), 1.5 * once);  // layers before the first LoRA matrices need no gradients
 }
 
 TEST(StepFlops, DoNotCountWhatIsRecomputedNorHowLayersAreWritten) {

@@ -1,5 +1,5 @@
-// The files for FLUX.1: those of this project say what the reference's of the same names say, and a file in the
-// reference's own style is read as it is; what the family makes of sizes and keys, without weights.
+// Config files for FLUX.1: ours must agree with the reference's of the same names, and files in the reference's style
+// must be readable as they are. Also what the family derives from sizes and keys, without weights.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -63,13 +63,13 @@ TEST(FluxFiles, SayWhatTheReferencesFilesSay) {
   EXPECT_EQ(schnell.optim.max_train_steps, 200);
   EXPECT_EQ(dev.optim.warmup_steps_fraction, 0.1);
   EXPECT_EQ(schnell.optim.warmup_steps_fraction, 0);
-  EXPECT_EQ(dev.optim.own<double>("adam_weight_decay"), 0);
-  EXPECT_EQ(schnell.optim.own<double>("adam_weight_decay"), 0.01);
+  EXPECT_EQ(dev.optim.optimizer_arg<double>("adam_weight_decay"), 0);
+  EXPECT_EQ(schnell.optim.optimizer_arg<double>("adam_weight_decay"), 0.01);
   EXPECT_EQ(dev.mesh.dcn_fsdp_parallelism, -1);
   EXPECT_EQ(schnell.mesh.dcn_data_parallelism, -1);
   EXPECT_TRUE(reads_encoded_records(dev));
   EXPECT_FALSE(reads_encoded_records(schnell));
-  EXPECT_TRUE(dev.sharding.logical_axis_rules.text.empty());  // the model's own
+  EXPECT_TRUE(dev.sharding.logical_axis_rules.text.empty());  // the model's default
   EXPECT_TRUE(contains(schnell.sharding.logical_axis_rules.text, "batch"));
   for (const RunConfig& c : {dev, schnell}) {
     EXPECT_EQ(c.layers.weights_dtype, "bfloat16");
@@ -84,7 +84,7 @@ TEST(FluxFiles, SayWhatTheReferencesFilesSay) {
   }
 }
 
-// The keys that only the reference's files for FLUX.1 have, and those that they share with others but set otherwise.
+// Keys that only the reference's files for FLUX.1 have, and shared keys with values particular to them.
 constexpr const char* kOfTheReference = R"(
 pretrained_model_name_or_path: 'black-forest-labs/FLUX.1-dev'
 clip_model_name_or_path: 'ariG23498/clip-vit-large-patch14-text-flax'
@@ -131,7 +131,7 @@ lora_config: {lora_model_name_or_path: [], weight_name: [], adapter_name: [], sc
 TEST(FluxFiles, OfTheReferenceAreReadAsTheyAre) {
   const RunConfig c = RunConfig::from_source(ConfigSource::from_text(kOfTheReference));
   const std::string scheduler = read_file(kModels + "dev/scheduler/scheduler_config.json");
-  // The sampler that the file names is for models that predict noise.
+  // The file names a sampler for noise-predicting models, so it is ignored.
   EXPECT_EQ(sampling_config(scheduler, c.scheduler), parse_json(scheduler));
   EXPECT_EQ(c.sample.prompt_2.size(), 1u);
   const ModelFolder folder = ModelFolder::open(kModels + "dev");
@@ -185,7 +185,7 @@ TEST(FluxFolder, OfModelsThatSeeMoreThanLatentsIsRefused) {
                        "transformer: in_channels is 128 and patch_size 1; expected 64 and 1"));
 }
 
-/// The times of four steps for images of a size; the autoencoder halves them.
+/// Timesteps of four sampling steps for images of this size; the autoencoder halves height and width.
 std::vector<double> sampled_times(const json& scheduler, int64_t height, int64_t width) {
   SampleOptions o;
   o.size = {height, width};
@@ -193,7 +193,7 @@ std::vector<double> sampled_times(const json& scheduler, int64_t height, int64_t
   return sampler_of(*make_family(ModelFolder::open(kModels + "dev")), o)->table(4).timesteps;
 }
 
-/// Levels go evenly from 1 to 1/n before the shift.
+/// Expects sigmas evenly spaced from 1 to 1/n before the shift.
 void expect_shift(const std::vector<double>& times, double shift) {
   ASSERT_EQ(times.size(), 4);
   for (size_t i = 0; const double u : {1.0, 0.75, 0.5, 0.25})
@@ -220,17 +220,17 @@ TEST(FluxSchedule, FollowsItsKeys) {
   keys.time_shift = false;
   keys.base_shift = 0.25;
   keys.max_shift = 2;
-  json wanted = parse_json(file);
-  EXPECT_EQ(training_config(file, keys), wanted);
-  wanted.update({{"use_dynamic_shifting", false}, {"base_shift", 0.25}, {"max_shift", 2.0}});
-  EXPECT_EQ(sampling_config(file, keys), wanted);
+  json expected = parse_json(file);
+  EXPECT_EQ(training_config(file, keys), expected);
+  expected.update({{"use_dynamic_shifting", false}, {"base_shift", 0.25}, {"max_shift", 2.0}});
+  EXPECT_EQ(sampling_config(file, keys), expected);
   keys.time_shift = true;
   keys.flow_shift = 5;
-  wanted["shift"] = 5.0;
-  EXPECT_EQ(sampling_config(file, keys), wanted) << "flow_shift takes the place of a shift by size";
+  expected["shift"] = 5.0;
+  EXPECT_EQ(sampling_config(file, keys), expected) << "flow_shift takes the place of a shift by size";
   testing::internal::CaptureStderr();
   sampling_config(R"({"_class_name": "DDIMScheduler"})", keys);
-  EXPECT_TRUE(contains(testing::internal::GetCapturedStderr(), "time_shift, base_shift and max_shift have no effect"));
+  EXPECT_TRUE(contains(testing::internal::GetCapturedStderr(), "time_shift, base_shift and max_shift are ignored"));
 }
 
 TEST(FluxSizes, ThatCannotBePackedAreRefusedWithTheNearest) {

@@ -1,4 +1,4 @@
-// Videos go through a family's autoencoder chunk by chunk.
+// A family's autoencoder processes videos chunk by chunk.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 namespace md {
 namespace {
 
-constexpr int64_t kVideos = 3, kFrames = 13;  // four latent frames: a chunk of two leaves half of one at the end
+constexpr int64_t kVideos = 3, kFrames = 13;  // four latent frames: the last chunk of two is half full
 
 std::shared_ptr<const VideoFamily> family() {
   static const auto one = std::make_shared<const VideoFamily>(nlohmann::json{{"base_dim", 4},
@@ -61,8 +61,8 @@ double difference(const HostArray& a, const HostArray& b) {
 
 TEST(Videos, InChunksGiveWhatTheyGiveWhole) {
   const Devices one = Devices::open(), two = Devices::open("cpu", 2);
-  // Kernels on one device, the compiler's code on two. This decoder of four channels enlarges what f32 rounds: beside
-  // f64 the compiler's code is wrong by 6e-6, kernels by 8e-6, and where oneDNN has AVX2 only by 1.5e-5.
+  // One device uses our kernels, two use the compiler's code. This decoder of four channels amplifies f32 rounding:
+  // compared with f64 the compiler's code has an error of 6e-6, our kernels 8e-6, and 1.5e-5 if oneDNN has only AVX2.
   const double rounding = processor().wide_vectors ? 1e-5 : 2e-5;
   HostArray moments, decoded;
   for (const Devices* devices : {&one, &two}) {
@@ -95,7 +95,7 @@ TEST(Videos, HaveTheirAutoencoderWholeOnEveryDeviceOrSplitByTheRules) {
   const Devices eight = Devices::open("cpu", 8, mesh);
   const AxisRules rules =
       AxisRules::make({.logical_axis_rules = {"[['conv_out', 'fsdp']]"}, .data_sharding = {}}, mesh.mesh_axes);
-  /// Arrays of the autoencoder that lie split over the devices, and the bytes of all on one device.
+  /// The number of sharded autoencoder arrays, and the bytes of all arrays on one device.
   auto placed = [&](bool replicate) {
     Graph g(eight.graph_options(&rules));
     ParamTable params;
@@ -144,7 +144,7 @@ TEST(Autoencoder, TakesAsManyAtATimeAsTheMemoryHolds) {
   auto v = many.mutable_view<uint8_t>();
   for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<uint8_t>(i * i % 251);
   const CompileConfig compile{.jax_cache_dir = {}, .xla_flags = "--xla_backend_optimization_level=0"};
-  std::vector<int64_t> done;  // after each run of a program
+  std::vector<int64_t> done;  // progress after each run of a program
   const auto encoded = [&](int64_t bytes) {
     MediaAutoencoder coder(devices, images->spec().autoencoder, weights, 7, {}, compile, {}, {}, bytes);
     done.clear();
@@ -152,13 +152,13 @@ TEST(Autoencoder, TakesAsManyAtATimeAsTheMemoryHolds) {
   };
   const HostArray whole = encoded(int64_t{1} << 40);
   EXPECT_EQ(done, std::vector<int64_t>{7});
-  // Of the most memory with which they come one by one, twice as much holds two, three times three.
+  // `one`: the largest budget with one frame at a time; twice as much holds two frames, three times as much three.
   int64_t one = 1;
-  for (int64_t more = int64_t{1} << 22; more > 4096; more /= 2) {
-    encoded(one + more);
-    if (done.front() == 1) one += more;
+  for (int64_t extra = int64_t{1} << 22; extra > 4096; extra /= 2) {
+    encoded(one + extra);
+    if (done.front() == 1) one += extra;
   }
-  EXPECT_GT(one, int64_t{64} * 64 * 8 * 4);  // two of them are there at a time: the widest layer's output, f32
+  EXPECT_GT(one, int64_t{64} * 64 * 8 * 4);  // two arrays coexist: the widest layer's output, f32
   EXPECT_LT(one, int64_t{64} * 64 * 8 * 4 * 16);
   for (const auto& [bytes, steps] : {std::pair{int64_t{1}, std::vector<int64_t>{1, 2, 3, 4, 5, 6, 7}},
                                      {one + 8192, {2, 4, 6, 7}},

@@ -1,4 +1,4 @@
-// What of a model folder is opened beside its models: tokenizers by their class, the image processor.
+// The parts of a model folder that are not models: tokenizers by their class, the image processor.
 #include "maxdiffusion/model_folder/model_folder.h"
 
 #include <gtest/gtest.h>
@@ -51,7 +51,7 @@ TEST_F(Folder, TokenizersAreThoseThatTheIndexNames) {
   index["tokenizer_2"] = {"transformers", "CLIPTokenizer"};
   const ModelFolder m = open();
   EXPECT_EQ(m.tokenizer("tokenizer")->tokens("hello world", 9), (std::vector<int32_t>{48, 74, 1}));
-  EXPECT_EQ(m.tokenizer("tokenizer_2")->end_id(), 49407);  // there is no folder: the published vocabulary
+  EXPECT_EQ(m.tokenizer("tokenizer_2")->end_id(), 49407);  // the folder is missing: the published vocabulary
   const auto files = m.tokenizer_files();
   for (const char* file : {"tokenizer/tokenizer.json", "tokenizer/tokenizer_config.json"})
     EXPECT_EQ(files.at(file), read_file(t / file));
@@ -89,7 +89,7 @@ TEST_F(Folder, TokenizersOfNoClassOfOursAreThoseThatTheirOwnConfigNames) {
 
 TEST_F(Folder, ImageProcessorsConfigIsAmongTheFiles) {
   index["image_processor"] = {"transformers", "CLIPImageProcessor"};
-  index["feature_extractor"] = {"transformers", "CLIPImageProcessor"};  // a safety checker's: not opened
+  index["feature_extractor"] = {"transformers", "CLIPImageProcessor"};  // used only by a safety checker: not opened
   EXPECT_NE(refusal().find("image_processor/preprocessor_config.json"), std::string::npos) << refusal();
   write("image_processor/preprocessor_config.json", R"({"crop_size": 3})");
   EXPECT_EQ(open().files().at("image_processor/preprocessor_config.json"), R"({"crop_size": 3})");
@@ -136,10 +136,10 @@ TEST_F(Folder, DamagedIndexesAreRefused) {
       {{{"_class_name", nullptr}}, "_class_name is null"},
       {{{"scheduler", {nullptr, nullptr}}}, "there is no scheduler"}};
   const json whole = index;
-  for (const auto& [change, said] : cases) {
+  for (const auto& [change, message] : cases) {
     index = whole;
     index.update(change);
-    EXPECT_NE(refusal().find(said), std::string::npos) << said << "\n" << refusal();
+    EXPECT_NE(refusal().find(message), std::string::npos) << message << "\n" << refusal();
   }
   index = whole;
   index.update({{"requires_safety_checker", true}, {"boundary_ratio", 0.9}, {"safety_checker", {nullptr, nullptr}}});
@@ -148,11 +148,26 @@ TEST_F(Folder, DamagedIndexesAreRefused) {
   EXPECT_THROW(ModelFolder::open(t.path()), Error);
 }
 
+TEST(ModelFolderWithoutIndex, IsRefusedWithWhatToTry) {
+  const TemporaryFolder empty;
+  try {
+    ModelFolder::open(empty.path());
+    ADD_FAILURE() << "opened";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::io);
+    const std::string message = e.what();
+    EXPECT_NE(message.find("'" + empty.path() + "' is a folder without model_index.json; expected a model folder"),
+              message.npos)
+        << message;
+    EXPECT_NE(message.find("try: ls " + empty.path()), message.npos) << message;
+  }
+}
+
 // P-19
 TEST_F(Folder, SizesThatNoModelHasAreRefusedBeforeAnythingIsBuilt) {
   index["unet"] = {"diffusers", "UNet2DConditionModel"};
   const json unet = parse_json(read_file(MD_SOURCE_DIR "/configs/models/emoji/unet/config.json"));
-  for (const auto& [change, said] : std::vector<std::pair<json, std::string>>{
+  for (const auto& [change, message] : std::vector<std::pair<json, std::string>>{
            {{{"layers_per_block", 100000}}, "'layers_per_block' is 100000; no model has more than 1000"},
            {{{"layers_per_block", 2147483648}}, "no model has more than 1000"},
            {{{"transformer_layers_per_block", {1, 1, 18446744073709551615u}}}, "no model has more than 1000"},
@@ -160,7 +175,7 @@ TEST_F(Folder, SizesThatNoModelHasAreRefusedBeforeAnythingIsBuilt) {
     json config = unet;
     config.update(change);
     write("unet/config.json", config.dump());
-    EXPECT_NE(refusal().find(said), std::string::npos) << refusal();
+    EXPECT_NE(refusal().find(message), std::string::npos) << refusal();
   }
   json config = unet;
   config["block_out_channels"][0] = 2147483648;

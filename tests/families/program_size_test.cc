@@ -1,5 +1,5 @@
-// How many instructions the compiled training step of the bench's models starts, which decides how long it takes to
-// compile, to load and to start. The numbers are those of the pinned plugin.
+// The number of instructions in the compiled training step of the bench's models, which determines compile, load and
+// start time. Expected values are for the pinned plugin.
 #include <gtest/gtest.h>
 
 #include "bench/models.h"
@@ -23,11 +23,11 @@ AheadOfTime step_of(const char* model, DType activations) {
   return compile_ahead(one_device(), *step.graph, {.jax_cache_dir = "off", .xla_flags = ""}, model);
 }
 
-// Seen: 185 in both types.
+// Measured: 185 in both types.
 // P-22
 TEST(ProgramSize, OfTheUNetsStepAreFewAndFewOnlyChangeATypeInBf16) {
   const AheadOfTime bf16 = step_of("unet", DType::bf16);
-  EXPECT_GT(bf16.instructions, 50);  // it was counted
+  EXPECT_GT(bf16.instructions, 50);  // the count works
   EXPECT_LE(bf16.instructions, 250);
   EXPECT_LE(bf16.type_changes, 30);
   EXPECT_LE(bf16.custom_calls.at("md_fused_calls").operations, 100);

@@ -1,5 +1,5 @@
-// The reference's configuration files, by their keys and values (reference_files.tsv): read, or refused with the name
-// of the family that is not here; and where the defaults differ from theirs, docs/dev/keys.md says so.
+// The reference's config files by their keys and values (reference_files.tsv): each is read, or rejected with the name
+// of the unsupported family. docs/dev/keys.md must list defaults that differ from theirs.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -45,7 +45,7 @@ const Files& reference() {
   return files;
 }
 
-/// The file of a letter as YAML.
+/// The YAML text of the file with this letter.
 std::string yaml_of(char letter) {
   std::string yaml;
   for (const Fact& f : reference().facts)
@@ -74,10 +74,10 @@ TEST(ReferenceFiles, AreReadOrRefusedWithTheFamilyThatIsNotHere) {
     } catch (const Error& e) {
       refusal = e.what();
     }
-    std::istringstream said(testing::internal::GetCapturedStderr());
-    // What its flash_block_sizes have that blocks here have not, and its keys without effect.
-    for (std::string line; std::getline(said, line);)
-      EXPECT_TRUE(line.find("flash_block_sizes: ") != line.npos || line.find(" has no effect: ") != line.npos)
+    std::istringstream log(testing::internal::GetCapturedStderr());
+    // Warnings about members of flash_block_sizes that ours lacks, and about keys without effect.
+    for (std::string line; std::getline(log, line);)
+      EXPECT_TRUE(line.find("flash_block_sizes: ") != line.npos || line.find(" is ignored: ") != line.npos)
           << name << ": " << line;
     if (missing == kFamilyThatIsNotHere.end()) {
       EXPECT_EQ(refusal, "") << name;
@@ -90,7 +90,7 @@ TEST(ReferenceFiles, AreReadOrRefusedWithTheFamilyThatIsNotHere) {
   }
 }
 
-/// A value of one key, as `inspect config` prints it.
+/// The value of one key as `inspect config` prints it.
 std::string printed(const std::string& key, const std::string& yaml) {
   RunConfig c;
   KeyList keys;
@@ -108,7 +108,7 @@ std::map<std::string, std::pair<std::string, std::string>> listed_differences() 
     if (line.starts_with("| default of | there | here |")) inside = true;
     if (!line.starts_with("|")) inside = false;
     if (!inside || !line.starts_with("| `")) continue;
-    std::vector<std::string> code;  // what stands between backquotes, in the first three cells
+    std::vector<std::string> code;  // quoted texts of the first three cells
     for (size_t at = line.find('`'); code.size() < 3 && at != std::string::npos; at = line.find('`', at)) {
       const size_t end = line.find('`', at + 1);
       code.push_back(line.substr(at + 1, end - at - 1));
@@ -120,7 +120,7 @@ std::map<std::string, std::pair<std::string, std::string>> listed_differences() 
   return rows;
 }
 
-/// Whether a cell is a value, or with … behind it its beginning.
+/// Whether a cell equals a value, or ends in … and is a prefix of it.
 bool same(const std::string& cell, const std::string& value) {
   const std::string dots = "…";
   return cell == value || (cell.ends_with(dots) && value.starts_with(cell.substr(0, cell.size() - dots.size())));
@@ -128,7 +128,7 @@ bool same(const std::string& cell, const std::string& value) {
 
 // S4-75…77
 TEST(ReferenceFiles, DefaultsThatDifferFromTheirsAreListed) {
-  // The file of SDXL, and for keys that it lacks those of Wan 2.1 and FLUX.1 dev.
+  // SDXL's file; for keys it lacks, those of Wan 2.1 and FLUX.1 dev.
   std::map<std::string, std::string> theirs;
   for (const char* name : {"base_flux_dev.yml", "base_wan_14b.yml", "base_xl.yml"})
     for (const Fact& f : reference().facts)
@@ -149,8 +149,8 @@ TEST(ReferenceFiles, DefaultsThatDifferFromTheirsAreListed) {
   for (const auto& [key, values] : listed) EXPECT_TRUE(found.contains(key)) << key << " is the same there and here";
 }
 
-/// Keys of which our files of the same names may say something else: those for which the table has the reason, and
-/// others.
+/// Keys whose values in our files may differ from the reference's files of the same names: those whose reason is in the
+/// table, and others.
 const std::set<std::string> kForTheReasonOfTheTable = {
     "act_quantization_calibration_method", "bwd_quantization_calibration_method",
     "weight_quantization_calibration_method", "clip_model_name_or_path", "t5xxl_model_name_or_path",
@@ -158,11 +158,11 @@ const std::set<std::string> kForTheReasonOfTheTable = {
     "dataset_name", "dataset_save_location", "dataset_type", "diffusion_scheduler_config", "from_pt", "hardware",
     "logical_axis_rules", "lora_config", "no_records_per_shard", "output_dir", "revision", "synthetic_num_samples",
     "tile_search_mode", "timestep_bias", "vae_logical_axis_rules",
-    // Texts are not in our table of facts, nor more of these lists than two numbers.
+    // Our table lacks text values, and keeps only the first two numbers of these lists.
     "prompt", "prompt_2", "negative_prompt", "mag_ratios_base", "mag_ratios_base_480p", "mag_ratios_base_720p"};
 const std::map<std::string, std::string> kForOtherReasons = {
     {"attention", "tokamax_flash is another name of flash"},
-    {"flash_block_sizes", "without the members that have no effect; of Wan none, since sizes by chip are built in"},
+    {"flash_block_sizes", "without the members that are ignored; of Wan none, since sizes by chip are built in"},
     {"gcs_metrics", "there is no bucket of ours"},
     {"grain_worker_count", "0: as many as there are cores"},
     {"guidance_rescale", "-1 and 0 are both off"},
@@ -177,7 +177,7 @@ const std::map<std::string, std::string> kForOtherReasons = {
     {"use_experimental_scheduler", "no effect"},
 };
 
-/// Of files whose program of the reference does not train, which says so of these keys.
+/// Files whose reference program does not train and ignores these keys.
 const std::set<std::string> kUnusedThere = {"ici_data_parallelism", "learning_rate_schedule_steps", "max_train_steps",
                                             "run_name"};
 
@@ -224,7 +224,7 @@ TEST(ForeignKeys, AreNoneOfOursAndNameOneOfOurs) {
     EXPECT_TRUE(is_ours(hint.substr(from, hint.find('`', from) - from))) << hint;
   }
   EXPECT_EQ(foreign_keys().at("train_batch_size"), "here it is `per_device_batch_size`");
-  EXPECT_EQ(foreign_keys().at("lr_warmup_steps"), "here it is `warmup_steps_fraction`, a part of all steps");
+  EXPECT_EQ(foreign_keys().at("gradient_checkpointing"), "here it is `remat_policy`, as in remat_policy=FULL");
 }
 
 }  // namespace

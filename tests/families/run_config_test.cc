@@ -1,4 +1,4 @@
-// What a run's keys become: values, options of layers, devices, and the answers to the reference's keys.
+// How a run's keys are used: values, layer options, devices, and errors for the reference's keys.
 #include "maxdiffusion/settings/run_config.h"
 
 #include <gtest/gtest.h>
@@ -40,7 +40,7 @@ std::string refusal(const std::vector<std::string>& words) {
   return "accepted";
 }
 
-/// What parsing says on stderr.
+/// What parsing prints to stderr.
 std::string warnings(const std::vector<std::string>& words) {
   testing::internal::CaptureStderr();
   parse("", words);
@@ -91,9 +91,13 @@ TEST(RunConfig, NamesThatNoListKnowsAreRefusedWithTheList) {
   EXPECT_TRUE(contains(refusal({"vae_dtype=int8"}), "vae_dtype is 'int8'; expected one of: float8"));
   EXPECT_TRUE(contains(refusal({"vae_weights_dtype=int8"}), "vae_weights_dtype is 'int8'; expected one of: float8"));
   EXPECT_TRUE(contains(refusal({"lr_scheduler=exponential"}), "expected one of: constant"));
-  EXPECT_TRUE(contains(refusal({"optimizer=lion"}), "optimizer is `lion`, expected one of: adamw, sgd"));
-  EXPECT_TRUE(contains(refusal({"optimizer=AdamW"}), "did you mean `adamw`?"));
+  EXPECT_TRUE(contains(refusal({"optimizer=newton"}), "optimizer is `newton`, expected one of: adafactor, adamw,"));
+  EXPECT_TRUE(contains(refusal({"optimizer=Adamw"}), "did you mean `adamw`?"));
   EXPECT_TRUE(contains(refusal({"optimizer=sgd", "sgd_nesterov=true", "sgd_momentum=0"}), "sgd_nesterov needs"));
+  EXPECT_TRUE(contains(refusal({"optimizer=lion", "optimizer_args=beta=1"}),
+                       "optimizer_args: optimizer=lion has no argument 'beta'; expected one of: betas"));
+  EXPECT_TRUE(
+      contains(refusal({"optimizer_args=eps=-1"}), "optimizer_args: eps is '-1'; expected a number, 0 or more"));
   EXPECT_TRUE(contains(refusal({"hardware=npu"}), "hardware is 'npu'; expected one of: cpu, gpu, tpu"));
   EXPECT_TRUE(contains(refusal({"caption_dropout=1"}), "caption_dropout"));
   EXPECT_TRUE(contains(refusal({"ema_decay=1"}), "ema_decay"));
@@ -196,16 +200,16 @@ TEST(RunConfig, PlacesInBucketsAreFoldersOfThisMachineMeanwhile) {
   const char* before = std::getenv("XDG_CACHE_HOME");
   const std::string cache = before ? before : "";
   ::setenv("XDG_CACHE_HOME", t.path().c_str(), 1);
-  const RunConfig given =
+  const RunConfig config =
       parse("{run_name: a, output_dir: 'gs://bucket/runs/', metrics_file: 's3://other/lines.jsonl'}");
-  const RunInfo run = make_run_info(given, processes());
+  const RunInfo run = make_run_info(config, processes());
   EXPECT_EQ(run.checkpoint_dir, "gs://bucket/runs/a/checkpoints");
   EXPECT_TRUE(run.folder.starts_with(t / "maxdiffusion/places/gs/") && run.folder.ends_with("/bucket/runs/a"));
   EXPECT_TRUE(run.metrics.metrics_file.starts_with(t / "maxdiffusion/places/s3/")) << run.metrics.metrics_file;
   EXPECT_EQ(run.place, "gs://bucket/runs/a");
   ASSERT_EQ(run.uploads.size(), 1u);
   EXPECT_EQ(run.uploads[0], (std::pair<std::string, std::string>(run.metrics.metrics_file, "s3://other/lines.jsonl")));
-  EXPECT_EQ(run.config_yaml, given.to_yaml());
+  EXPECT_EQ(run.config_yaml, config.to_yaml());
   const RunInfo here = info("{run_name: a, output_dir: runs}");
   EXPECT_EQ(here.folder, "runs/a");
   EXPECT_EQ(here.place, "runs/a");
@@ -311,7 +315,7 @@ TEST(RunConfig, DevicesAreThoseAndLieAsTheKeysSay) {
   const Devices plain = open_devices(device_request(parse("", {"cpu_device_count=4", "ici_tensor_parallelism=2"})));
   EXPECT_EQ(plain.rules().resolve(plain.mesh(), {axis::kData, ""}, {8, 8}).dims, (Axes{{"data", "tensor"}, {}}));
   EXPECT_EQ(plain.rules().resolve(plain.mesh(), {"", axis::kHeads}, {8, 8}).dims, (Axes{{}, {"tensor"}}));
-  // A family's own rules stand where the keys name none.
+  // A family's own rules apply if the keys name none.
   const auto of_family = [](const std::vector<std::string>& words) {
     const Devices on = open_devices(device_request(parse("", words)), "[['embed', 'tensor']]");
     return on.rules().resolve(on.mesh(), {axis::kEmbed, axis::kHeads}, {8, 8}).dims;
@@ -363,7 +367,7 @@ TEST(RunConfig, TheNearestPlaceSaysWhereTheDataIs) {
   testing::internal::CaptureStderr();
   EXPECT_EQ(data("both.yml", {}), (Texts{"/pics", "", ""}));
   EXPECT_TRUE(contains(testing::internal::GetCapturedStderr(),
-                       t / "both.yml" + ":1: dataset_name ignored: train_data_dir is the location of the data"));
+                       t / "both.yml" + ":1: dataset_name is ignored: train_data_dir is the location of the data"));
   EXPECT_EQ(refusal({"train_data_dir=pics", "dataset_name=foo"}),
             "train_data_dir and dataset_name are both given; expected one location of data");
 }
@@ -412,9 +416,9 @@ TEST(RunConfig, LocationsWithSecretsAreRefusedByName) {
   for (const char* key :
        {"train_data_dir", "hf_train_files", "hf_data_dir", "grain_train_files", "dataset_name", "data_files_pattern",
         "conditioning_data_dir", "eval_data_dir", "instance_data_dir", "class_data_dir"}) {
-    const std::string said = refusal({key + std::string("=s3://reader:hush@bucket/folder")});
-    EXPECT_TRUE(contains(said, key + std::string(" holds a secret key"))) << said;
-    EXPECT_FALSE(contains(said, "hush")) << said;
+    const std::string message = refusal({key + std::string("=s3://reader:hush@bucket/folder")});
+    EXPECT_TRUE(contains(message, key + std::string(" holds a secret key"))) << message;
+    EXPECT_FALSE(contains(message, "hush")) << message;
   }
 }
 
@@ -434,10 +438,10 @@ TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
   for (const auto& [value, expected] :
        {std::pair{"{heads_per_tile: 1, vmem_limit_bytes: 67108864}", "heads_per_tile, vmem_limit_bytes are ignored: "},
         std::pair{"{block_kv_compute_in: 256}", "block_kv_compute_in is ignored: "}}) {
-    const std::string said = warnings({std::string("flash_block_sizes=") + value});
-    EXPECT_TRUE(contains(said, std::string("W ")) && contains(said, std::string(" flash_block_sizes: ") + expected))
-        << said;
-    EXPECT_EQ(std::ranges::count(said, '\n'), 1) << said;
+    const std::string log = warnings({std::string("flash_block_sizes=") + value});
+    EXPECT_TRUE(contains(log, std::string("W ")) && contains(log, std::string(" flash_block_sizes: ") + expected))
+        << log;
+    EXPECT_EQ(std::ranges::count(log, '\n'), 1) << log;
   }
   EXPECT_TRUE(contains(refusal({"flash_block_sizes={block_x: 512}"}),
                        "unknown field 'block_x'; expected one of: use_fused_bwd_kernel, block_kv"));
@@ -447,9 +451,10 @@ TEST(RunConfig, BlockSizesAreReadAsTheDocumentsWriteThem) {
 
 // S0-102, S1-49
 TEST(RunConfig, FsdpBatchTakesWholeBatchesOnly) {
-  const std::string said = refusal({"ici_fsdp_batch_parallelism=2", "per_device_batch_size=0.5"});
-  EXPECT_TRUE(contains(said, "per_device_batch_size is 0.5; expected a whole number with ici_fsdp_batch_parallelism"))
-      << said;
+  const std::string message = refusal({"ici_fsdp_batch_parallelism=2", "per_device_batch_size=0.5"});
+  EXPECT_TRUE(
+      contains(message, "per_device_batch_size is 0.5; expected a whole number with ici_fsdp_batch_parallelism"))
+      << message;
   EXPECT_EQ(parse("", {"ici_fsdp_batch_parallelism=2"}).mesh.axes().at(2), "fsdp_batch");
 }
 
@@ -472,21 +477,21 @@ TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
                            "enable_tile_search=true", "ulysses_shards=2", "vae_spatial=2", "libtpu_flags=wan_light",
                            "converted_weights_dir=/a", "pretrained_orbax_dir=/a"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
-    EXPECT_TRUE(contains(warnings({word}), key + " has no effect: ")) << word;
+    EXPECT_TRUE(contains(warnings({word}), key + " is ignored: ")) << word;
   }
 }
 
 // S4-96, S4-97
 TEST(RunConfig, QuantizationKeysWithoutEffectAreWarnedAboutByName) {
-  EXPECT_TRUE(contains(warnings({"quantization=int8"}), "quantization has no effect: use_qwix_quantization is false"));
-  EXPECT_TRUE(contains(warnings({"quantization_local_shard_count=2"}), "quantization_local_shard_count has no effect"));
+  EXPECT_TRUE(contains(warnings({"quantization=int8"}), "quantization is ignored: use_qwix_quantization is false"));
+  EXPECT_TRUE(contains(warnings({"quantization_local_shard_count=2"}), "quantization_local_shard_count is ignored"));
   const std::vector<std::string> int8 = {"use_qwix_quantization=true", "quantization=int8"};
   EXPECT_EQ(warnings(int8), "");
   for (const std::string key : {"quantization_calibration_method", "weight_quantization_calibration_method",
                                 "act_quantization_calibration_method", "bwd_quantization_calibration_method"}) {
     std::vector<std::string> words = int8;
     words.push_back(key + "=fixed,-4,4");
-    EXPECT_TRUE(contains(warnings(words), key + " has no effect: only quantization=fp8_full reads it")) << key;
+    EXPECT_TRUE(contains(warnings(words), key + " is ignored: only quantization=fp8_full reads it")) << key;
     words[1] = "quantization=fp8_full";
     EXPECT_EQ(warnings(words), "");
   }
@@ -494,14 +499,14 @@ TEST(RunConfig, QuantizationKeysWithoutEffectAreWarnedAboutByName) {
 }
 
 TEST(ReferenceKeys, GroupsOtherThanTheModelsAreWarnedAbout) {
-  auto said = [](const std::vector<std::string>& words) {
+  auto message = [](const std::vector<std::string>& words) {
     testing::internal::CaptureStderr();
     check_repeated_keys(tiny_family()->spec().reference, parse("", words).reference.norm_num_groups);
     return testing::internal::GetCapturedStderr();
   };
-  EXPECT_EQ(said({}), "");
-  EXPECT_EQ(said({"norm_num_groups=4"}), "");  // the model's
-  EXPECT_TRUE(contains(said({"norm_num_groups=8"}), "norm_num_groups=8 has no effect"));
+  EXPECT_EQ(message({}), "");
+  EXPECT_EQ(message({"norm_num_groups=4"}), "");  // the model's value
+  EXPECT_TRUE(contains(message({"norm_num_groups=8"}), "norm_num_groups=8 is ignored"));
 }
 
 // S2-15, S2-19, S2-21, S2-91, S4-15, S4-18, S4-20, S4-83, S4-92

@@ -67,7 +67,7 @@ void trace_toy(const Scope& s, const ToyConfig& c) {
 
 // --- The family ----------------------------------------------------------------------------------------------------
 
-/// A caption is a token: the number of its class.
+/// A caption has one token: the number of its class.
 class ToyTokenizer final : public Tokenizer {
   std::vector<int32_t> tokens(std::string_view text, int64_t, bool*) const override {
     return {static_cast<int32_t>(std::ranges::find(kToyClasses, text) - kToyClasses.begin())};

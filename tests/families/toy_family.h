@@ -1,6 +1,6 @@
-// A family as another program would add one: a class-conditional transformer that learns small images themselves, by
-// flow matching (Peebles and Xie 2023, "Scalable Diffusion Models with Transformers", without its adaptive norms). It
-// stands in for all that comes: everything it needs is in this folder.
+// A family defined as another program would: a class-conditional transformer that learns small images in pixel space by
+// flow matching (Peebles and Xie 2023, "Scalable Diffusion Models with Transformers", without adaptive norms). It is
+// the model for future families: all its code is in this folder.
 #pragma once
 
 #include <string>
@@ -8,12 +8,12 @@
 
 namespace md {
 
-/// Class names that captions are made of; any other caption is no class at all.
+/// Class names used as captions; any other caption means no class.
 inline const std::vector<std::string> kToyClasses = {"red", "green", "blue"};
 
-/// Makes "ToyTransformer" and "ToyPipeline" known.
+/// Registers "ToyTransformer" and "ToyPipeline".
 void add_toy_family();
-/// Writes a model folder without weights: images of 8×8 pixels.
+/// Writes a model folder without weights for images of 8×8 pixels.
 void write_toy_folder(const std::string& folder);
 
 }  // namespace md

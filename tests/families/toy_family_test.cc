@@ -1,5 +1,5 @@
-// A family that this library does not know, registered here, goes through the same functions as the real ones: it is
-// trained, resumed to the bit, evaluated by timestep and drawn with.
+// A family that the library does not know is registered here and uses the same functions as the built-in ones: it is
+// trained, resumed to the bit, evaluated by timestep and sampled.
 #include "tests/families/toy_family.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,7 @@
 namespace md {
 namespace {
 
-/// 8×8 images of one colour each, dark to bright, with the colour's name as caption.
+/// Writes 8×8 images of one colour each, dark to bright, with the colour's name as caption.
 void write_images(const std::string& folder) {
   make_folders(folder);
   for (size_t kind = 0; kind < kToyClasses.size(); ++kind)
@@ -95,9 +95,9 @@ TEST_F(ToyFamily, TrainsIsEvaluatedByTimestepAndFollowsThePrompt) {
   }
   EXPECT_LT(lines[239].at("eval_loss"), 0.2 * lines[0].at("loss").get<double>());
 
-  RunConfig drawing = config("learns", {R"(prompt=["red", "green", "blue"])", "num_images_per_prompt=2"});
-  drawing.on_command_line.clear();  // the run's own checkpoint
-  generate(generate_request(drawing));
+  RunConfig sampling = config("learns", {R"(prompt=["red", "green", "blue"])", "num_images_per_prompt=2"});
+  sampling.on_command_line.clear();  // the run's checkpoint
+  generate(generate_request(sampling));
   const HostArray images = SafetensorsReader::open(*root_ / "learns/images.safetensors").tensors().at("images");
   ASSERT_EQ(to_string(images.shape()), "f32[6,8,8,3]");
   auto v = images.view<float>();
@@ -107,7 +107,7 @@ TEST_F(ToyFamily, TrainsIsEvaluatedByTimestepAndFollowsThePrompt) {
     for (size_t channel = 0; channel < 3; ++channel)
       EXPECT_NEAR(mean[channel], channel == i / 2 ? 0.88 : 0.08, 0.15) << "image " << i << ", channel " << channel;
   }
-  // The same, and anything else, by a pipeline that stays.
+  // A pipeline that stays loaded gives the same images, and others.
   PipelineOptions options;
   options.layers.activations_dtype = "float32";
   options.batch.per_device = 12;

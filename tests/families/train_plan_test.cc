@@ -1,4 +1,4 @@
-// What a run would do, by its keys and the configs of its model alone: without devices, weights or data.
+// What a run would do according to its keys and its model's configs alone: without devices, weights or data.
 #include "maxdiffusion/run/train_plan.h"
 
 #include <gtest/gtest.h>
@@ -14,7 +14,7 @@ namespace {
 
 const std::string kConfigs = MD_SOURCE_DIR "/configs/", kGoldens = MD_SOURCE_DIR "/tests/golden/";
 
-/// A small folder of the kind that a config names.
+/// A tiny folder of the model that a config names.
 std::string folder_of(const std::string& named) {
   const std::map<std::string, std::string> folders = {
       {"", "wan/t2v"},
@@ -35,6 +35,7 @@ std::string folder_of(const std::string& named) {
       {"Tongyi-MAI/Z-Image", "zimage/base"},
       {"Tongyi-MAI/Z-Image-Turbo", "zimage/base"},
       {"Qwen/Qwen-Image", "qwenimage/base"},
+      {"Qwen/Qwen-Image-Edit-2509", "qwenimage_edit/plus"},
   };
   const auto it = folders.find(named);
   return it == folders.end() ? named : kGoldens + it->second;
@@ -70,9 +71,9 @@ struct Expected {
   std::vector<std::string> words = {};
 };
 const std::vector<std::string> kUnet = {"unet"}, kTransformer = {"transformer"}, kLow = {"train_expert=low"};
-// The text encoder of the small folder has fewer layers.
+// The text encoder of the tiny folder has fewer layers.
 const std::vector<std::string> kThreeLayers = {"text_encoder_out_layers=[1,2,3]"};
-// The small folder has positions for 64 rows of tokens.
+// The tiny folder has positions for 64 rows of tokens.
 const std::vector<std::string> kSmaller = {"resolution=256", "height=256", "width=256"};
 constexpr DataMode kCached = DataMode::cached_latents, kRecords = DataMode::encoded_records;
 
@@ -96,6 +97,7 @@ const std::vector<Expected> kExpected = {
     {"base_zimage.yml", kCached, 8, 1500, {256, 256}, 1e-4, kTransformer, kSmaller},
     {"base_zimage_turbo.yml", kCached, 8, 1500, {256, 256}, 1e-4, kTransformer, kSmaller},
     {"base_qwen_image.yml", kCached, 8, 1500, {1024, 1024}, 1e-4, kTransformer},
+    {"base_qwen_image_edit.yml", kCached, 8, 1500, {1024, 1024}, 1e-4, kTransformer},
     {"quickstart.yml", kCached, 256, 6300, {48, 48}, 1.5e-3, kUnet},
     {"quickstart_video.yml", kCached, 128, 5600, {32, 32, 9}, 1e-3, kTransformer},
 };
@@ -159,13 +161,17 @@ TEST(TrainPlan, DecidesOnceWhatBatchesAreMadeOf) {
 }
 
 TEST(TrainPlan, CountsSamplesStepsAndRates) {
-  const TrainPlan one = plan_of("base_xl.yml", {"gradient_accumulation_steps=3", "scale_lr=true", "max_train_steps=-1",
-                                                "num_train_epochs=2", "train_text_encoder=true", "train_lora=true",
-                                                "cache_latents_text_encoder_outputs=false", "lora_rank=2"});
+  const TrainPlan one = plan_of(
+      "base_xl.yml", {"gradient_accumulation_steps=3", "scale_lr=true", "max_train_steps=-1", "num_train_epochs=2",
+                      "train_text_encoder=true", "train_lora=true", "cache_latents_text_encoder_outputs=false",
+                      "lora_rank=2", "network_reg_lrs=[down_blocks.*to_q=1e-5, to_k=0]", "loraplus_lr_ratio=16"});
   EXPECT_EQ(one.batch_size(), 16);
   EXPECT_EQ(one.update_size(), 48);
   EXPECT_DOUBLE_EQ(one.loop.step.optim.learning_rate, 48 * 4e-7);
   EXPECT_DOUBLE_EQ(one.loop.step.learning_rates.at("text_encoder"), 48 * 4.25e-6);
+  const std::vector<std::pair<std::string, double>> by_name = {{"down_blocks.*to_q", 48 * 1e-5}, {"to_k", 0}};
+  EXPECT_EQ(one.loop.step.rates_by_name, by_name);
+  EXPECT_EQ(one.loop.step.loraplus_ratio, 16);
   EXPECT_TRUE(one.trains("text_encoder_2"));
   EXPECT_EQ(one.lora->config.rank, 2);
   EXPECT_EQ(one.loop.step.optim.max_train_steps, -1);
@@ -175,7 +181,7 @@ TEST(TrainPlan, CountsSamplesStepsAndRates) {
   const TrainPlan buckets = with_data(one, one.task, {{1024, 1024}, {832, 1216}}, 480);
   ASSERT_EQ(buckets.tasks.size(), 2u);
   EXPECT_EQ(buckets.tasks[1].size.width, 1216);
-  // Replicas have parts of a batch.
+  // Each replica has a part of the batch.
   const TrainPlan four = plan_of("base_xl.yml", {}, {8, 4});
   EXPECT_EQ(four.task.batch_size, 4);
   EXPECT_EQ(four.batch_size(), 16);
@@ -183,6 +189,24 @@ TEST(TrainPlan, CountsSamplesStepsAndRates) {
   ASSERT_EQ(both.tasks.size(), 2u);
   EXPECT_EQ(both.tasks[0].model(), "transformer");
   EXPECT_EQ(both.tasks[1].model(), "transformer_2");
+}
+
+// The memory for encoding a data set depends on the memory that a step uses (ModelComponents::encoder_bytes).
+TEST(TrainPlan, KnowsTheBytesOfAWeightsState) {
+  const auto bytes = [](std::vector<std::string> words) {
+    words.insert(words.end(), {"run_name=planned", "output_dir=/nowhere"});
+    return training_request(RunConfig::load(kConfigs + "base_xl.yml", words))
+        .components.encoders.state_bytes_per_weight;
+  };
+  const std::string bf16 = "weights_dtype=bfloat16", rounded = "low_precision_update=stochastic_rounding";
+  EXPECT_EQ(bytes({}), 8);
+  EXPECT_EQ(bytes({"ema_decay=0.99"}), 12);
+  EXPECT_EQ(bytes({bf16}), 12);
+  EXPECT_EQ(bytes({bf16, rounded}), 8);
+  EXPECT_EQ(bytes({bf16, rounded, "moments_dtype=bfloat16"}), 4);
+  EXPECT_EQ(bytes({"optimizer=adamw8bit"}), 2);
+  EXPECT_EQ(bytes({"optimizer=lion"}), 4);
+  EXPECT_EQ(bytes({"train_lora=true"}), 0);
 }
 
 TEST(TrainPlan, HasTheSizesOfSyntheticSamples) {

@@ -1,4 +1,4 @@
-// A family that has nothing but an autoencoder of videos: an AutoencoderKLWan of the config given.
+// A family that only has a video autoencoder: an AutoencoderKLWan with the given config.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,7 @@ class VideoFamily final : public Family {
     return {x, {}};
   }
 
-  /// Of the autoencoder, by input name.
+  /// The autoencoder's weights by input name.
   HostArrays random_weights() const {
     Graph g;
     ParamTable params;

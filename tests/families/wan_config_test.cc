@@ -1,5 +1,5 @@
-// The files for Wan: those of this project say what the reference's of the same names say, and a file in the
-// reference's own style, which names every key, is read as it is.
+// Config files for Wan: ours must agree with the reference's of the same names, and a file in the reference's style,
+// which names every key, must be readable as it is.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -15,7 +15,7 @@
 namespace md {
 namespace {
 
-/// Keys whose values differ between the files.
+/// Values that differ between the files.
 struct WanFile {
   const char *name, *model, *model_name, *model_type;
   int64_t flash_min_seq_length, height, width, num_inference_steps;
@@ -66,7 +66,7 @@ struct Measured {
 };
 
 TEST(WanFamily, KnowsTheMagnitudeRatiosOfPublishedModels) {
-  // Of MagCache's and MaxDiffusion's repositories.
+  // Values from the repositories of MagCache and MaxDiffusion.
   for (const auto& [folder, transformer, height, images, numbers, third, last] :
        {Measured{"t2v", "wan21_t2v_14b", 720, false, 100, 1.02504, 0.86189},
         Measured{"t2v", "wan21_t2v_1_3b", 480, false, 100, 1.0124, 0.81939},
@@ -116,7 +116,7 @@ TEST(WanFiles, ShareWhatTheReferencesFilesShare) {
     EXPECT_EQ(c.optim.learning_rate, 1e-5);
     EXPECT_EQ(c.optim.warmup_steps_fraction, 0.1);
     EXPECT_EQ(c.optim.max_train_steps, 1500);
-    EXPECT_EQ(c.optim.own<double>("adam_weight_decay"), 0);
+    EXPECT_EQ(c.optim.optimizer_arg<double>("adam_weight_decay"), 0);
     EXPECT_EQ(c.profile.skip_first_n_steps_for_profiler, 5);
     EXPECT_EQ(c.profile.profiler_steps, 10);
     EXPECT_FALSE(c.loop.save_optimizer);
@@ -126,7 +126,7 @@ TEST(WanFiles, ShareWhatTheReferencesFilesShare) {
   }
 }
 
-// Every key of the reference's files for Wan with the values of one of them, texts aside.
+// Every key of the reference's files for Wan with the values of one of them, texts excluded.
 constexpr const char* kOfTheReference = R"(
 run_name: ''
 metrics_file: ""
@@ -369,13 +369,13 @@ TEST(WanFiles, OfTheReferenceAreReadAsTheyAre) {
   EXPECT_EQ(c.hardware.hardware, "tpu");
   EXPECT_EQ(c.step_cache.mag_ratios_base.size(), 4u);
   EXPECT_TRUE(chosen_loras(c.lora).empty());
-  // What the file says for models that predict noise is not for one that flows.
+  // The file's settings for noise-predicting models do not apply to a flow model.
   const std::string scheduler = R"({"_class_name": "UniPCMultistepScheduler", "prediction_type": "flow_prediction",
     "use_flow_sigmas": true, "flow_shift": 3.0, "num_train_timesteps": 1000})";
-  nlohmann::json wanted = parse_json(scheduler);
-  EXPECT_EQ(training_config(scheduler, c.scheduler), wanted);
-  wanted["flow_shift"] = 5.0;
-  EXPECT_EQ(sampling_config(scheduler, c.scheduler), wanted);
+  nlohmann::json expected = parse_json(scheduler);
+  EXPECT_EQ(training_config(scheduler, c.scheduler), expected);
+  expected["flow_shift"] = 5.0;
+  EXPECT_EQ(sampling_config(scheduler, c.scheduler), expected);
   EXPECT_EQ(make_process(training_config(scheduler, c.scheduler), c.process)->timestep_dtype(), DType::f32);
 }
 

@@ -1,5 +1,5 @@
-// A disk that really stops taking bytes: the kernel's limit on the size of a file makes write(2) come up short and then
-// fail, which no hook imitates. What was saved before must be what is found after.
+// A disk that really fills up: the kernel's file size limit makes write(2) write short and then fail, which a hook
+// cannot imitate. Checkpoints saved before must still be found.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
@@ -26,7 +26,7 @@ CheckpointContent content_of(float value, int64_t elements) {
   return c;
 }
 
-/// Runs in a child process that may write files of `bytes` at most; returns what it printed as its error.
+/// Runs `f` in a child process that may write files of at most `bytes`; returns the error it printed.
 std::string error_with_file_limit(rlim_t bytes, const std::function<void()>& f) {
   int ends[2];
   EXPECT_EQ(::pipe(ends), 0);

@@ -1,6 +1,6 @@
-// A run that is killed while it writes a checkpoint, before, in the middle of and after each call that changes the
-// disk. This program has those calls of the C library for itself: they count, and the kernel kills at the one that is
-// chosen. MD_KILL_POINTS says how many kills are tried.
+// Kills a run while it writes a checkpoint: before, during and after each call that changes the disk. This program
+// wraps those C library calls: the wrappers count them, and the kernel kills the process at the chosen one.
+// MD_KILL_POINTS is the number of kills to try.
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -27,11 +27,11 @@
 
 namespace {
 
-/// Of the child that writes. `calls` is memory that the parent sees.
+/// Kill plan of the child that writes. `calls` is memory shared with the parent.
 struct Kill {
-  std::atomic<int64_t>* calls = nullptr;  // so far; null: nothing is counted
+  std::atomic<int64_t>* calls = nullptr;  // calls so far; null: not counted
   int64_t at = -1;                        // the call at which the process is killed; −1: never
-  double done = 0;                        // what part of that call happens before
+  double done = 0;                        // fraction of that call done before the kill
   bool exchanges = true;                  // whether the file system can exchange two names
 } kill_plan;
 
@@ -45,7 +45,7 @@ F* real(const char* name) {
   while (true) ::pause();
 }
 
-/// `call`, or the chosen kill before or after it.
+/// Makes `call`, with the chosen kill before or after it.
 template <class F>
 auto counted(F call) {
   const bool here = kill_plan.calls && kill_plan.calls->fetch_add(1) == kill_plan.at;
@@ -101,10 +101,10 @@ int link(const char* from, const char* to) noexcept {
 }
 int open(const char* path, int flags, ...) {
   static auto* const next = real<int(const char*, int, ...)>("open");
-  va_list more;
-  va_start(more, flags);
-  const mode_t mode = va_arg(more, mode_t);
-  va_end(more);
+  va_list extra;
+  va_start(extra, flags);
+  const mode_t mode = va_arg(extra, mode_t);
+  va_end(extra);
   if ((flags & (O_CREAT | O_TRUNC)) == 0) return next(path, flags, mode);
   return counted([&] { return next(path, flags, mode); });
 }
@@ -115,8 +115,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// What process `p` of `n` holds: its rows of two arrays, and the first one everything else. All numbers are `value`,
-/// so that a mixture of two would show.
+/// The part of process `p` of `n`: its rows of two arrays; process 0 has everything else. All elements are `value`, so
+/// that a mix of two checkpoints would show.
 CheckpointContent content_of(int64_t p, int64_t n, float value, const std::string& linked) {
   auto rows = [&](int64_t all) {
     return ShardedArray({DType::f32, {all, 3}}, {{Slice{{p * all / n, 0}, {all / n, 3}}, filled({all / n, 3}, value)}});
@@ -138,7 +138,7 @@ float value_of(const HostArray& a) {
   return v[0];
 }
 
-/// The one value that all of a checkpoint holds.
+/// The value that all elements of a checkpoint share.
 float value_of(const std::string& dir, int64_t step) {
   const CheckpointContent c = read_training_state(dir, step);
   std::set<float> values = {value_of(c.state.at("adam_m/unet/w").whole())};
@@ -155,11 +155,11 @@ float value_of(const std::string& dir, int64_t step) {
 
 struct Scenario {
   int64_t processes;
-  int64_t step;  // 3: a new one, after which the oldest of the two before is removed; 2: one that is there already
+  int64_t step;  // 3: new, so the oldest of two is removed; 2: already exists
   bool exchanges;
 };
 
-/// Writes the checkpoint of a scenario in a child that is killed as `plan` says; whether it was.
+/// Writes the scenario's checkpoint in a child that is killed as `plan` says; returns whether it was killed.
 bool is_killed(const Scenario& s, const std::string& dir, const std::string& linked, const Kill& plan) {
   const pid_t child = ::fork();
   if (child == 0) {
@@ -180,8 +180,8 @@ bool is_killed(const Scenario& s, const std::string& dir, const std::string& lin
 
 // P-7
 TEST(KillPoints, AKillAtAnyMomentLosesNoCheckpoint) {
-  const char* asked = std::getenv("MD_KILL_POINTS");
-  const int64_t kills = asked ? std::atoll(asked) : 600;
+  const char* requested = std::getenv("MD_KILL_POINTS");
+  const int64_t kills = requested ? std::atoll(requested) : 600;
   const std::vector<Scenario> scenarios = {{1, 3, true}, {1, 2, true}, {1, 2, false},
                                            {2, 3, true}, {2, 2, true}, {4, 3, true}};
   auto* calls = static_cast<std::atomic<int64_t>*>(
@@ -205,7 +205,7 @@ TEST(KillPoints, AKillAtAnyMomentLosesNoCheckpoint) {
                                                 of);
                              }),
                 std::vector<std::string>(static_cast<size_t>(s.processes)));
-    // The first time of a scenario nothing is killed: how many calls there are. Then one call after the other.
+    // The first round of a scenario kills nothing and counts the calls. Later rounds kill at one call after the other.
     const int64_t round = k / static_cast<int64_t>(scenarios.size());
     Kill plan{calls, -1, 0, s.exchanges};
     if (round > 0) {
@@ -221,7 +221,7 @@ TEST(KillPoints, AKillAtAnyMomentLosesNoCheckpoint) {
     }
     killed += was_killed;
 
-    // As the next run finds it: the newest is the one before or the new one, whole, and nothing is left half written.
+    // What the next run finds: the newest checkpoint is the old or the new one, complete, and nothing is half written.
     { const CheckpointWriter next(dir, 0); }
     const std::vector<int64_t> steps = list_checkpoints(dir);
     ASSERT_FALSE(steps.empty()) << "scenario " << which << ", call " << plan.at;
@@ -237,7 +237,7 @@ TEST(KillPoints, AKillAtAnyMomentLosesNoCheckpoint) {
   }
   for (const auto& [outcome, times] : outcomes) {
     RecordProperty(outcome, std::to_string(times));
-    if (asked) std::printf("%s: %lld\n", outcome.c_str(), static_cast<long long>(times));
+    if (requested) std::printf("%s: %lld\n", outcome.c_str(), static_cast<long long>(times));
   }
   EXPECT_GT(outcomes["killed, the one before"], kills / 4);
   EXPECT_GT(outcomes["killed, the new one is whole"], 0);

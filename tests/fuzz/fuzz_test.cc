@@ -1,8 +1,7 @@
-// Files damaged at random, by number, given to every parser: each is refused by md::Error with a name for the fault, or
-// read. Each parser runs in a process of its own, so that a crash, a hang, or a mountain of memory is counted, and the
-// bytes that made it are kept. The files are the same in every run. MD_FUZZ_SECONDS: how long all parsers together are
-// tried, instead of a fixed number of files; MD_FUZZ_SEED: another beginning. `./run fuzz` prints the table of
-// docs/dev/faults.md.
+// Gives randomly damaged files, by number, to every parser: each must be rejected by md::Error with a message, or read.
+// Each parser runs in its own process, so that a crash, a hang or excessive memory is counted, and its input kept. The
+// files are the same in every run. MD_FUZZ_SECONDS: time for all parsers together, instead of a fixed number of files;
+// MD_FUZZ_SEED: another random seed. `./run fuzz` prints the table of docs/dev/faults.md.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -32,10 +31,10 @@ using Clock = std::chrono::steady_clock;
 constexpr size_t kMostBytes = 1 << 20;
 constexpr int kHangSeconds = 20;
 
-/// What a child tells its parent while it runs, and when it is dead.
+/// What a child reports to its parent, in shared memory so that it survives the child's death.
 struct Report {
   int64_t tried = 0, refused = 0, accepted = 0;
-  char fault[512] = {};  // an exception that is none of ours, or a defect of the program
+  char fault[512] = {};  // an exception of another type, or a program defect
   size_t bytes = 0;
   char input[kMostBytes] = {};
 };
@@ -45,7 +44,7 @@ const std::vector<FuzzTarget>& targets() {
   return all;
 }
 
-/// How long each parser is tried; nothing: so many files as its target says.
+/// Time per parser; nothing: the number of files that its target sets.
 std::optional<double> seconds() {
   const char* s = std::getenv("MD_FUZZ_SECONDS");
   return s ? std::optional(std::atof(s) / static_cast<double>(targets().size())) : std::nullopt;
@@ -61,7 +60,7 @@ uint64_t seed() {
   ::_exit(99);
 }
 
-/// One file; what is neither refused by name nor read ends the child.
+/// Parses one file; the child exits if it is neither rejected by name nor read.
 void try_one(const FuzzTarget& target, const std::string& bytes, const std::string& folder, Report& report) {
   report.bytes = std::min(bytes.size(), kMostBytes);
   std::memcpy(report.input, bytes.data(), report.bytes);
@@ -108,7 +107,7 @@ void try_one(const FuzzTarget& target, const std::string& bytes, const std::stri
   ::_exit(0);
 }
 
-/// What came of a target: empty, or the fault, with the place of the bytes.
+/// Result of a target: empty, or the fault and where the input was saved.
 std::string run(const FuzzTarget& target, Report& report) {
   ::fflush(nullptr);
   const pid_t pid = ::fork();
@@ -121,10 +120,10 @@ std::string run(const FuzzTarget& target, Report& report) {
                                                          : fmt::format("signal {}", WTERMSIG(status));
   std::string name = target.name;
   std::ranges::replace(name, ' ', '_');
-  const std::string kept =
+  const std::string saved =
       fmt::format(MD_BINARY_DIR "/fuzz_{}_{}", name, content_hash({report.input, report.bytes}).substr(0, 8));
-  write_file_atomic(kept, {report.input, report.bytes});
-  return what + "; the file is kept as " + kept;
+  write_file_atomic(saved, {report.input, report.bytes});
+  return what + "; the file is kept as " + saved;
 }
 
 class Fuzz : public testing::TestWithParam<size_t> {

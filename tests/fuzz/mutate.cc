@@ -14,7 +14,7 @@ bool is_text(const std::string& s) {
                      [](unsigned char c) { return c >= 32 || c == '\n' || c == '\r' || c == '\t'; });
 }
 
-/// Replaces a run of characters that begins at or after a random place.
+/// Replaces a run of characters at or after a random position that satisfy `is` by one of `choices` texts in `with`.
 template <class Is>
 bool replace_run(std::string& s, Random& r, Is is, const char* const* with, size_t choices) {
   const auto start = std::find_if(s.begin() + static_cast<long>(below(r, s.size())), s.end(), is);

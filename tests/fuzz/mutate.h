@@ -1,4 +1,4 @@
-// Damage done to files: what disks, transfers, editors and enemies do.
+// Damages files as disks, transfers, editors and attackers do.
 #pragma once
 
 #include <random>
@@ -8,8 +8,8 @@ namespace md {
 
 using Random = std::mt19937_64;
 
-/// A damaged copy: one to four of flipped bits, bytes and numbers overwritten, parts cut out, repeated or put in, the
-/// end cut off; in texts also numbers and words replaced by ones that programs trip over.
+/// Returns a copy with one to four changes: flipped bits, overwritten bytes or numbers, parts removed, repeated or
+/// inserted, or a truncated end; in text files also numbers and words replaced by ones that often break programs.
 std::string damaged(const std::string& whole, Random& random);
 
 }  // namespace md

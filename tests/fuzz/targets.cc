@@ -14,6 +14,7 @@
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/shard_files.h"
+#include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/data/images/prepare.h"
 #include "maxdiffusion/data/records/image_folder.h"
 #include "maxdiffusion/data/records/open_source.h"
@@ -31,7 +32,7 @@ namespace fs = std::filesystem;
 
 std::string source(const std::string& path) { return read_file(MD_SOURCE_DIR "/" + path); }
 
-/// Written without waiting for the disk.
+/// Writes a file without fsync.
 std::string put(const std::string& path, const std::string& bytes) {
   std::ofstream(path, std::ios::binary | std::ios::trunc)
       .write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
@@ -47,7 +48,7 @@ std::string unzipped(const std::string& path) {
   return out;
 }
 
-/// A config.json is read, and the model that it describes is traced.
+/// Parses a config.json and traces the model it describes.
 void read_model(const std::string& class_name, const std::string& text) {
   const std::string index =
       R"({"_class_name": "P", "scheduler": ["diffusers", "DDIMScheduler"], "m": ["d", ")" + class_name + "\"]}";
@@ -64,7 +65,7 @@ FuzzTarget model(const std::string& class_name, int64_t count, const std::vector
   return t;
 }
 
-/// The images of a recorded test, by the end of their names.
+/// The image files of a recorded test whose names end in `end`.
 std::vector<std::string> images(const std::string& end) {
   std::vector<std::string> found;
   const nlohmann::json golden = parse_json(source("tests/golden/data/pictures.json"));
@@ -78,13 +79,13 @@ std::vector<std::string> images(const std::string& end) {
   return found;
 }
 
-FuzzTarget picture(const std::string& format, int64_t count, const std::string& end) {
+FuzzTarget image_target(const std::string& format, int64_t count, const std::string& end) {
   return {format, count, images(end), [](const std::string& bytes, const std::string&) {
             decode_stored_image(bytes.data(), bytes.size(), "it", {.alpha = true});
           }};
 }
 
-/// Records, all read and what they hold decoded.
+/// Reads all records and decodes their contents.
 FuzzTarget records(const std::string& format, int64_t count, const std::string& type, const std::string& file,
                    std::vector<std::string> seeds, const std::string& image = "image",
                    const std::string& caption = "text") {
@@ -102,7 +103,7 @@ FuzzTarget records(const std::string& format, int64_t count, const std::string& 
           }};
 }
 
-/// One file of a tokenizer's folder, the others whole.
+/// Damages one file of a tokenizer's folder; the others are intact.
 FuzzTarget tokenizer(const std::string& class_name, int64_t count, const std::string& file,
                      const std::map<std::string, std::string>& files) {
   return {
@@ -113,7 +114,7 @@ FuzzTarget tokenizer(const std::string& class_name, int64_t count, const std::st
 }
 
 std::map<std::string, std::string> clip_files() {
-  // Letters, and merges that make a few words of them.
+  // Single letters, and merges that form a few words.
   nlohmann::json vocab = nlohmann::json::object();
   int id = 0;
   for (const char* end : {"", "</w>"})
@@ -149,6 +150,23 @@ FuzzTarget safetensors(const std::string& name, int64_t count, const std::vector
           }};
 }
 
+/// Reads quantized weights and matches them by name. `values` holds their shapes under their names without `end`.
+FuzzTarget quantized(const std::string& name, int64_t count, const std::string& file, const std::string& values,
+                     const std::string& end) {
+  std::vector<WantedWeight> expected;
+  const std::string folder = MD_SOURCE_DIR "/tests/golden/quantized_files/";
+  for (const auto& [weight, array] : SafetensorsReader::open(folder + values).tensors())
+    if (!weight.ends_with(".read")) expected.push_back({weight + end, array.shape()});
+  return {name,
+          count,
+          {source("tests/golden/quantized_files/" + file)},
+          [=](const std::string& bytes, const std::string& t) {
+            const LoadOptions options{.allow_unused = true};
+            const SafetensorsReader reader = SafetensorsReader::open(put(t + "/" + file, bytes));
+            for (const WantedWeight& w : expected) open_weights(reader, file, {w}, options)();
+          }};
+}
+
 std::string checksums_seed() {
   const TemporaryFolder t;
   put(t / "a.txt", "a");
@@ -164,6 +182,8 @@ std::vector<FuzzTarget> fuzz_targets() {
   all.push_back(safetensors("safetensors", 10000,
                             {source("tests/golden/safetensors/all_types.safetensors"),
                              source("tests/golden/safetensors/shapes.safetensors")}));
+  all.push_back(quantized("GGUF", 4000, "types.gguf", "types.safetensors", ""));
+  all.push_back(quantized("bitsandbytes", 2000, "bnb.safetensors", "bnb_values.safetensors", ".weight"));
   all.push_back({"safetensors index",
                  10000,
                  {R"({"metadata": {"total_size": 8}, "weight_map": {"a": "a.safetensors", "b": "a.safetensors"}})"},
@@ -226,7 +246,7 @@ std::vector<FuzzTarget> fuzz_targets() {
        5000,
        {source("configs/quickstart.yml"), source("configs/base_wan_27b.yml"), "prompt: [a, \"b\"]\nseed: 1e3\n"},
        [](const std::string& bytes, const std::string&) {
-         std::string text = bytes;  // without its parent, which is a file
+         std::string text = bytes;  // without "base", which names a file
          if (const size_t base = text.find("base:"); base != std::string::npos)
            text.erase(base, std::min(text.find('\n', base), text.size()) - base);
          RunConfig::from_source(ConfigSource::from_text(text));
@@ -273,14 +293,14 @@ std::vector<FuzzTarget> fuzz_targets() {
             ? "file_name,text\na.png,\"one, two\"\nb.png,x\n"
             : "{\"file_name\": \"a.png\", \"text\": \"one\"}\n{\"file_name\": \"b.png\", \"text\": [\"two\"]}\n";
     all.push_back({name, 5500, {seed}, [name](const std::string& bytes, const std::string& folder) {
-                     for (const char* picture : {"a.png", "b.png"}) put(folder + "/" + picture, "x");
+                     for (const char* image : {"a.png", "b.png"}) put(folder + "/" + image, "x");
                      put(folder + "/" + name, bytes);
                      list_image_folder(folder, {});
                    }});
   }
-  all.push_back(picture("PNG", 150000, ".png"));
-  all.push_back(picture("JPEG", 150000, ".jpg"));
-  all.push_back(picture("WebP", 100000, ".webp"));
+  all.push_back(image_target("PNG", 150000, ".png"));
+  all.push_back(image_target("JPEG", 150000, ".jpg"));
+  all.push_back(image_target("WebP", 100000, ".webp"));
   return all;
 }
 

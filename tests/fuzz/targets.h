@@ -1,4 +1,4 @@
-// Every parser of this program as a function of the bytes of one file, with whole files to damage.
+// Every parser of this program as a function of one file's bytes, with intact files to damage.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@ namespace md {
 
 struct FuzzTarget {
   std::string name;
-  int64_t files;                   // damaged ones in a run of the tests: about two seconds of one processor
-  std::vector<std::string> seeds;  // the bytes of files that are accepted
-  /// Reads the bytes; throws md::Error where it refuses them. `folder` is the caller's, and empty but for what earlier
-  /// calls have left.
+  int64_t files;                   // damaged files per test run: about two CPU seconds
+  std::vector<std::string> seeds;  // contents of valid files
+  /// Parses the bytes; throws md::Error if they are invalid. `folder` belongs to the caller and holds only what earlier
+  /// calls left.
   std::function<void(const std::string& bytes, const std::string& folder)> read;
 };
 

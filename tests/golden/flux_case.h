@@ -1,4 +1,4 @@
-// The transformers of FLUX.1 and FLUX.2 on the inputs of a golden; "guidance" may be missing.
+// Runs the transformers of FLUX.1 and FLUX.2 on a golden's inputs; "guidance" may be missing.
 #pragma once
 
 #include "maxdiffusion/models/flux2_transformer.h"
@@ -7,7 +7,7 @@
 
 namespace md {
 
-/// Goldens differ in their grids of tokens: of dev's 3×4, of schnell's 2×5.
+/// The goldens have different token grids: dev 3×4, schnell 2×5.
 inline NamedTensors run_flux(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
   const int64_t tokens = in.at("sample").dim(1), rows = tokens == 12 ? 3 : 2;
   return {{"sample", flux_transformer(s, FluxTransformerConfig::from_json(json),

@@ -1,5 +1,5 @@
-// Files of Flux's original program: every tensor has its place, and weights come as the folder of the same model has
-// them, of whatever type the file is. tools/golden/flux_files.py writes the files and holds them against diffusers.
+// Files of Flux's original program: every tensor is mapped, and weights equal those of the same model's folder,
+// whatever the file's type. tools/golden/flux_files.py writes the files and compares them with diffusers.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -23,16 +23,16 @@ struct Traced {
   Graph graph;
   ParamTable params;
   WeightNameMap names;
-  std::vector<WantedWeight> wanted;
+  std::vector<WantedWeight> expected;
 };
-/// A model by the config.json at `config`, below tests/golden.
+/// Traces the model of the config.json at `config`, relative to tests/golden.
 std::unique_ptr<Traced> traced(const std::string& class_name, const std::string& config, DType weights = DType::f32) {
   auto t = std::make_unique<Traced>();
   const ModelClass& c = *find_model_class(class_name);
   const std::any read = c.read(parse_json(read_file(golden_path(config))));
   c.trace(Scope(t->graph, t->params, "model", {.weights = weights}), read);
   t->names = c.weight_names(read);
-  for (const Param& p : t->params.params()) t->wanted.push_back({p.path, p.shape});
+  for (const Param& p : t->params.params()) t->expected.push_back({p.path, p.shape});
   return t;
 }
 std::unique_ptr<Traced> tiny(DType weights = DType::f32) {
@@ -40,7 +40,7 @@ std::unique_ptr<Traced> tiny(DType weights = DType::f32) {
 }
 
 HostArrays load(const Traced& t, const std::string& path) {
-  return load_weights(path, t.wanted, {.weight_names = t.names});
+  return load_weights(path, t.expected, {.weight_names = t.names});
 }
 
 void expect_same(const HostArrays& got, const HostArrays& want) {
@@ -58,10 +58,10 @@ TEST(FluxNames, GiveEveryPartOfEveryPublishedTensorOnce) {
     const auto t = traced("FluxTransformer2DModel", fmt::format("full/{}.json", model));
     std::map<std::string, std::multiset<int64_t>> parts;
     std::map<std::string, int64_t> counts;
-    for (const WantedWeight& w : t->wanted) {
-      const std::vector<WeightAlias> names = t->names.of(w.name);
+    for (const WantedWeight& w : t->expected) {
+      const std::vector<WeightAlias> names = t->names.aliases(w.name);
       ASSERT_GE(names.size(), 3U) << w.name;
-      EXPECT_EQ(names[1].whole(), "model.diffusion_model." + names[0].whole());
+      EXPECT_EQ(names[1].full_name(), "model.diffusion_model." + names[0].full_name());
       parts[names[0].name].insert(names[0].part.begin(), names[0].part.end());
       counts[names[0].name] = names[0].parts;
     }
@@ -73,8 +73,8 @@ TEST(FluxNames, GiveEveryPartOfEveryPublishedTensorOnce) {
     }
   }
   const WeightNameMap names = original_flux_names({});
-  EXPECT_TRUE(names.of("transformer_blocks.0.attn").empty());
-  EXPECT_TRUE(names.of("proj_output.weight").empty());
+  EXPECT_TRUE(names.aliases("transformer_blocks.0.attn").empty());
+  EXPECT_TRUE(names.aliases("proj_output.weight").empty());
 }
 
 TEST(FluxFiles, OfTheOriginalProgramHoldTheWeightsOfTheFolder) {
@@ -85,7 +85,7 @@ TEST(FluxFiles, OfTheOriginalProgramHoldTheWeightsOfTheFolder) {
   const TemporaryFolder folder;
   HostArrays whole;
   for (const auto& [name, array] : original_flux()) whole["model.diffusion_model." + name] = array;
-  whole["text_encoders.clip_l.logit_scale"] = want.at("proj_out.bias");  // of another model, which nobody asked for
+  whole["text_encoders.clip_l.logit_scale"] = want.at("proj_out.bias");  // belongs to another model and is ignored
   write_safetensors(folder / "whole.safetensors", whole);
   expect_same(load(*t, folder / "whole.safetensors"), want);
 }
@@ -110,7 +110,7 @@ TEST(FluxFiles, MayBeOfSixteenOrOfEightBits) {
   }
 }
 
-/// The weights of the tiny model, read from a file where one fused tensor is f8 with a scale beside it.
+/// Reads the tiny model's weights from a file in which one fused tensor is f8 with a scale tensor.
 HostArrays read_scaled(const std::string& folder, const std::string& scale, const std::vector<float>& values,
                        Dims dims) {
   HostArrays file = original_flux();
@@ -159,9 +159,9 @@ TEST(FluxFiles, ScalesThatDoNotFitAreNamed) {
     }
     return std::string("no error");
   };
-  const std::string said = refusal("weight_scale", {1, 2}, {2});
-  EXPECT_NE(said.find("'double_blocks.0.img_attn.qkv.weight' is"), said.npos) << said;
-  EXPECT_NE(said.find("f32[2]; expected one number, or one for each of"), said.npos) << said;
+  const std::string message = refusal("weight_scale", {1, 2}, {2});
+  EXPECT_NE(message.find("'double_blocks.0.img_attn.qkv.weight' is"), message.npos) << message;
+  EXPECT_NE(message.find("f32[2]; expected one number, or one for each of"), message.npos) << message;
   EXPECT_NE(refusal("weight_scale_2", {1}, {}).find("nvfp4"), std::string::npos);
 }
 

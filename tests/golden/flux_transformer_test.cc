@@ -1,5 +1,5 @@
-// FluxTransformer2DModel and Flux2Transformer2DModel against diffusers: outputs and all gradients on tiny random
-// configs, in every way that blocks are run.
+// FluxTransformer2DModel and Flux2Transformer2DModel compared with diffusers: outputs and all gradients on tiny random
+// configs, for every way to run blocks.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -9,33 +9,33 @@
 namespace md {
 namespace {
 
-class FluxTransformer : public testing::TestWithParam<Way> {};
+class FluxTransformer : public testing::TestWithParam<Variant> {};
 TEST_P(FluxTransformer, GivesTheOutputsAndGradientsOfTheReference) { expect_reference(GetParam(), run_flux); }
 
 INSTANTIATE_TEST_SUITE_P(
     Goldens, FluxTransformer,
-    testing::Values(Way{"Dev", "flux_dev"}, Way{"Schnell", "flux_schnell"},
-                    Way{"ScannedAndRecomputed", "flux_dev", {.remat = "FULL", .scan_layers = true}},
-                    Way{"ScannedAndOptimized", "flux_schnell", {.remat = "FLUX_OPTIMIZED", .scan_layers = true}},
-                    Way{"Flash", "flux_schnell", {.attention = "flash", .flash_min_seq_length = 1}}),
+    testing::Values(Variant{"Dev", "flux_dev"}, Variant{"Schnell", "flux_schnell"},
+                    Variant{"ScannedAndRecomputed", "flux_dev", {.remat = "FULL", .scan_layers = true}},
+                    Variant{"ScannedAndOptimized", "flux_schnell", {.remat = "FLUX_OPTIMIZED", .scan_layers = true}},
+                    Variant{"Flash", "flux_schnell", {.attention = "flash", .flash_min_seq_length = 1}}),
     [](const auto& info) { return info.param.name; });
 
-class Flux2Transformer : public testing::TestWithParam<Way> {};
+class Flux2Transformer : public testing::TestWithParam<Variant> {};
 TEST_P(Flux2Transformer, GivesTheOutputsAndGradientsOfTheReference) { expect_reference(GetParam(), run_flux2); }
 
 INSTANTIATE_TEST_SUITE_P(
     Goldens, Flux2Transformer,
-    testing::Values(Way{"TwoReferenceImages", "flux2_klein"}, Way{"Dev", "flux2_dev"}, Way{"OneToken", "flux2_small"},
-                    Way{"WithoutKernels", "flux2_klein", {}, false},
-                    Way{"ScannedAndRecomputed", "flux2_klein", {.remat = "FULL", .scan_layers = true}},
-                    Way{"ScannedAndOptimized", "flux2_dev", {.remat = "FLUX_OPTIMIZED", .scan_layers = true}},
-                    Way{"Flash", "flux2_klein", {.attention = "flash", .flash_min_seq_length = 1}, false}),
+    testing::Values(Variant{"TwoReferenceImages", "flux2_klein"}, Variant{"Dev", "flux2_dev"},
+                    Variant{"OneToken", "flux2_small"}, Variant{"WithoutKernels", "flux2_klein", {}, false},
+                    Variant{"ScannedAndRecomputed", "flux2_klein", {.remat = "FULL", .scan_layers = true}},
+                    Variant{"ScannedAndOptimized", "flux2_dev", {.remat = "FLUX_OPTIMIZED", .scan_layers = true}},
+                    Variant{"Flash", "flux2_klein", {.attention = "flash", .flash_min_seq_length = 1}, false}),
     [](const auto& info) { return info.param.name; });
 
 class FluxInBf16 : public testing::TestWithParam<const char*> {};
 
-// Weights are bf16 numbers; activations have 8 bits, but for what is in f32: the conditions' embeddings, norms,
-// modulation, the last projection.
+// Weights are exact in bf16; activations have 8 bits, except those in f32: condition embeddings, norms, modulation, the
+// last projection.
 TEST_P(FluxInBf16, GivesOutputsAndGradientsNearTheReference) {
   const ModelCase c = load_case(GetParam());
   const Forward forward = std::string_view(GetParam()).starts_with("flux2_") ? run_flux2 : run_flux;

@@ -1,4 +1,4 @@
-// The published models by tracing alone: parameter names, shapes and counts, and the work of one call.
+// Traces the published models: parameter names, shapes and counts, and the FLOPs of one call.
 #include <gtest/gtest.h>
 
 #include <fmt/format.h>
@@ -143,7 +143,7 @@ void trace_decoder_64(const Scope& s, const nlohmann::json& json) {
   decoder_hidden_states(s, c, s.graph().input("ids", {DType::s32, {1, 64}}), {c.num_hidden_layers});
 }
 
-/// Lines of the file; "blocks.{0..29}.x" stands for blocks.0.x to blocks.29.x.
+/// Lines of the file, with "blocks.{0..29}.x" expanded to blocks.0.x to blocks.29.x.
 std::set<std::string> lines_of(const std::string& path) {
   std::istringstream text(read_file(path));
   std::set<std::string> lines;

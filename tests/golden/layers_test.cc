@@ -1,4 +1,4 @@
-// Layers against known numbers and plain host arithmetic.
+// Layers compared with known values and plain host arithmetic.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -16,7 +16,7 @@ HostArray floats(Dims dims, const std::vector<float>& values) {
   return HostArray::of<float>({DType::f32, std::move(dims)}, values);
 }
 
-/// f of one input without parameters.
+/// Runs f, which has one input and no parameters.
 std::vector<double> run(const HostArray& x, const std::function<Tensor(Tensor)>& f) {
   Graph g(cpu().graph_options());
   g.output("y", f(g.input("x", x.shape())));
@@ -55,7 +55,7 @@ TEST(UpsampleNearest, RepeatsRowsAndColumns) {
               {1, 2, 1, 2, 3, 4, 3, 4, 1, 2, 1, 2, 3, 4, 3, 4}, 0);
 }
 
-/// y and dx of one layer with weight and bias as given, for dy = the last input.
+/// y and dx of one layer with this weight and bias, for dy = the last input.
 struct LayerRun {
   std::vector<double> y, dx;
 };
@@ -100,7 +100,7 @@ TEST(LayerNorm, WithoutParametersIsThatOfWeightOneAndBiasZero) {
 }
 
 TEST(GroupNorm, KeepsTheVarianceOfASignalWithALargeMean) {
-  // 4096 ± 1: the mean of squares less the square of the mean would lose every digit in f32.
+  // 4096 ± 1: the mean of squares minus the squared mean would lose every digit in f32.
   const HostArray x = floats({1, 2, 2, 2}, {4097, 4097, 4095, 4095, 4097, 4097, 4095, 4095});
   auto y = run_layer(x, std::vector<float>(8, 0), [](const Scope& s, Tensor t) { return nn::group_norm(s, t, 1, 0); },
                      {{"weight", {1, 1}}, {"bias", {0, 0}}})

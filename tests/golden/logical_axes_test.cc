@@ -1,5 +1,5 @@
-// Logical axes of SDXL's UNet and of Wan's transformer under the rules that MaxDiffusion documents for them: every name
-// has a rule, and what is large is split.
+// Logical axes of SDXL's UNet and Wan's transformer under the rules that MaxDiffusion documents for them: every name
+// must have a rule, and large parameters must be sharded.
 #include <gtest/gtest.h>
 
 #include "maxdiffusion/base/files.h"
@@ -32,7 +32,7 @@ GraphOptions on_mesh(const Mesh& mesh, const AxisRules& rules) {
   return options;
 }
 
-/// Into how many parts each parameter is split.
+/// The number of shards of each parameter.
 std::map<std::string, int64_t> parts_of(const Graph& g, const ParamTable& table, const Mesh& mesh) {
   std::map<std::string, int64_t> parts;
   for (const GraphInput& in : g.inputs()) {
@@ -52,7 +52,7 @@ TEST(UnetLogicalAxes, ShardOverFsdpAndTensor) {
   Graph g(on_mesh(mesh, rules));
   ParamTable table;
   const auto c = UNetConfig::from_json(parse_json(read_file(golden_path("full/unet_sdxl.json"))));
-  // Tracing alone checks that each name is known, for activations too.
+  // Tracing checks that each name is known, also those of activations.
   unet2d(Scope(g, table, "unet"), c,
          {.sample = g.input("sample", {DType::f32, {8, 16, 16, 4}}),
           .timestep = g.input("t", {DType::f32, {8}}),
@@ -73,7 +73,7 @@ TEST(UnetLogicalAxes, ShardOverFsdpAndTensor) {
       EXPECT_EQ(parts, 1) << path;
     }
   }
-  // The rest: biases, norms, time embeddings, conv_out.
+  // Not sharded: biases, norms, time embeddings, conv_out.
   EXPECT_GT(static_cast<double>(split) / static_cast<double>(table.count()), 0.95);
 }
 

@@ -26,7 +26,7 @@ double norm(const std::vector<double>& v) {
   return std::sqrt(s);
 }
 
-/// The weight of a parameter in its storage type; layers of a stacked one are joined.
+/// The weight of a parameter in its storage type; layers of a stacked parameter are concatenated.
 HostArray weight_of(const Param& p, const HostArrays& weights, std::map<std::string, int>& used) {
   auto one = [&](const std::string& path, const Dims& dims) {
     auto it = weights.find(path);
@@ -46,7 +46,7 @@ HostArray weight_of(const Param& p, const HostArrays& weights, std::map<std::str
   return all;
 }
 
-/// A gradient by published names.
+/// Adds a gradient under its published names.
 void put_gradient(const Param& p, const HostArray& g, HostArrays& grads) {
   if (p.stacked == 0) {
     grads[p.path] = g;
@@ -64,7 +64,7 @@ void put_gradient(const Param& p, const HostArray& g, HostArrays& grads) {
 
 std::string golden_path(const std::string& name) {
   const char* folder = std::getenv("MD_TEST_GOLDENS");
-#ifdef MD_SOURCE_DIR  // a program that is moved (device_tests) does not know it
+#ifdef MD_SOURCE_DIR  // unset in programs that are copied elsewhere (device_tests)
   if (!folder || !*folder) folder = MD_SOURCE_DIR "/tests/golden";
 #endif
   check(folder && *folder, Code::invalid_config, "MD_TEST_GOLDENS is not set; expected the folder of the goldens");
@@ -104,7 +104,7 @@ ModelRun run_case(const ModelCase& c, const Forward& forward, const ScopeOptions
     dots[name] = g.input("dot/" + name, array.shape());
     feed["dot/" + name] = array;
   }
-  const NamedTensors given = inputs;
+  const NamedTensors arrays = inputs;
   const NamedTensors outputs = forward(Scope(g, table, "model", options), c.config, inputs);
   Tensor loss;
   for (const auto& [name, dot] : dots) {
@@ -113,23 +113,23 @@ ModelRun run_case(const ModelCase& c, const Forward& forward, const ScopeOptions
   }
 
   std::map<std::string, int> used;
-  std::vector<Tensor> wanted;
+  std::vector<Tensor> expected;
   for (const Param& p : table.params()) {
     feed[p.input] = weight_of(p, c.weights, used);
-    wanted.push_back(p.value);
+    expected.push_back(p.value);
   }
   check(used.size() == c.weights.size(), Code::io, "the model uses {} of {} weights", used.size(), c.weights.size());
   std::vector<std::string> input_grads;
-  for (const auto& [name, t] : given)
+  for (const auto& [name, t] : arrays)
     if (c.grads.contains("in." + name)) {
       input_grads.push_back("in." + name);
-      wanted.push_back(t);
+      expected.push_back(t);
     }
-  const std::vector<Tensor> grads = grad(loss, wanted);
+  const std::vector<Tensor> grads = grad(loss, expected);
 
   for (const auto& [name, t] : outputs) g.output("out/" + name, cast(t, DType::f32));
   for (size_t i = 0; i < grads.size(); ++i)
-    g.output("grad/" + std::to_string(i), cast(grads[i] ? grads[i] : zeros_like(wanted[i]), DType::f32));
+    g.output("grad/" + std::to_string(i), cast(grads[i] ? grads[i] : zeros_like(expected[i]), DType::f32));
   std::vector<HostArray> arguments;
   for (const auto& in : g.inputs()) arguments.push_back(feed.at(in.name));
   const std::vector<HostArray> results = evaluate(cpu(), g, arguments);
@@ -170,12 +170,12 @@ Distance distance(const HostArrays& got, const HostArrays& want) {
   return worst;
 }
 
-void PrintTo(const Way& w, std::ostream* os) { *os << w.name; }
+void PrintTo(const Variant& w, std::ostream* os) { *os << w.name; }
 
-void expect_reference(const Way& way, const Forward& forward) {
+void expect_reference(const Variant& variant, const Forward& forward) {
   constexpr double kNoiseFloors = 10;
-  const ModelCase c = load_case(way.golden);
-  const ModelRun run = run_case(c, forward, way.options, way.kernels);
+  const ModelCase c = load_case(variant.golden);
+  const ModelRun run = run_case(c, forward, variant.options, variant.kernels);
   const Distance out = distance(run.outputs, c.outputs), grads = distance(run.grads, c.grads);
   fmt::print("  outputs {:.2g} ({}; noise floor {:.2g}), gradients {:.2g} ({}; noise floor {:.2g})\n", out.value,
              out.name, c.noise_floor_outputs, grads.value, grads.name, c.noise_floor_gradients);

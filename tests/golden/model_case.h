@@ -1,5 +1,5 @@
-// One golden of a model: config, weights, inputs, and what diffusers or transformers made of them (outputs and all
-// gradients), written by tools/golden/models.py. Runs the model here and measures the distance.
+// One golden of a model: config, weights, inputs, and the outputs and all gradients of diffusers or transformers,
+// written by tools/golden/models.py. Runs the model here and measures the distance.
 #pragma once
 
 #include <functional>
@@ -18,25 +18,26 @@ using NamedTensors = std::map<std::string, Tensor>;
 
 struct ModelCase {
   nlohmann::json config;
-  HostArrays weights, inputs, outputs, dots, grads;  // names without their prefix; grads of inputs as "in.*"
+  HostArrays weights, inputs, outputs, dots, grads;  // names without prefix; grads of inputs are "in.*"
   double noise_floor_outputs = 0, noise_floor_gradients = 0;
 };
 ModelCase load_case(const std::string& name);
 /// Path of a file under tests/golden.
 std::string golden_path(const std::string& name);
 
-/// Inputs by name → outputs by name.
+/// Maps inputs by name to outputs by name.
 using Forward = std::function<NamedTensors(const Scope&, const nlohmann::json& config, NamedTensors& inputs)>;
 
 struct ModelRun {
-  HostArrays outputs, grads;  // as in the case
+  HostArrays outputs, grads;  // named as in ModelCase
 };
-/// The model of the case and the gradients of sum over outputs of sum(out · dot). Fails when parameters and weights
-/// are not the same set of names and shapes. `kernels` false: of composed operations alone, as on other devices.
+/// Runs the model and computes the gradients of Σ over outputs of sum(out · dot). Throws unless parameters and weights
+/// have the same names and shapes. `kernels` false: uses only composed operations, as other devices do.
 ModelRun run_case(const ModelCase& c, const Forward& forward, const ScopeOptions& options = {}, bool kernels = true);
 
-/// Largest relative distance ‖got − want‖ / ‖want‖ of a tensor, and which. A tensor that is zero by analysis (a bias
-/// before a norm) counts by the largest norm of its group. Infinite when a name or a shape differs.
+/// The largest relative distance ‖got − want‖ / ‖want‖ of a tensor, and its name. The error of a tensor that is
+/// analytically zero (a bias before a norm) is divided by the largest norm of its group. Infinite if names or shapes
+/// differ.
 struct Distance {
   double value = 0;
   std::string name;
@@ -44,16 +45,16 @@ struct Distance {
 };
 Distance distance(const HostArrays& got, const HostArrays& want);
 
-/// A case and how it is run.
-struct Way {
+/// A golden and the options of its run.
+struct Variant {
   const char *name, *golden;
   ScopeOptions options = {};
   bool kernels = true;
 };
-void PrintTo(const Way& w, std::ostream* os);
-/// Outputs and gradients are at most ten times as far from the golden, of a float64 run, as the reference's own float32
+void PrintTo(const Variant& w, std::ostream* os);
+/// Expects that outputs and gradients are at most ten times as far from the float64 golden as the reference's float32
 /// run.
-void expect_reference(const Way& way, const Forward& forward);
+void expect_reference(const Variant& variant, const Forward& forward);
 
 const Devices& cpu();
 

@@ -1,4 +1,4 @@
-// Models against diffusers and transformers: outputs and all gradients on tiny random configs.
+// Models compared with diffusers and transformers: outputs and all gradients on tiny random configs.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,8 @@
 namespace md {
 namespace {
 
-// How many times as far from the reference's float64 run, which the goldens hold, as its own float32 run.
+// Tolerance as a multiple of the distance between the reference's float32 run and its float64 run, which the goldens
+// hold.
 constexpr double kNoiseFloors = 10;
 
 NamedTensors run_unet(const Scope& s, const nlohmann::json& config, NamedTensors& in) {
@@ -69,11 +70,11 @@ NamedTensors run_wan_vae(const Scope& s, const nlohmann::json& json, NamedTensor
   return {{"mean", p.mean}, {"logvar", p.logvar}, {"pixels", wan_vae_decode(s, config, in.at("latents"))}};
 }
 
-/// One frame, then a latent frame at a time.
+/// One frame, then one latent frame at a time.
 NamedTensors run_wan_vae_in_chunks(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
   const WanVaeConfig config = WanVaeConfig::from_json(json);
   const Tensor pixels = in.at("pixels"), latents = in.at("latents");
-  std::map<std::string, Tensor> params;  // which a scope gives once
+  std::map<std::string, Tensor> params;  // a scope returns each parameter once
   const Scope again = s.with_source([&params](const Scope& below, Param p) {
     Tensor& t = params[p.path];
     return t ? t : t = below.resolve(std::move(p));
@@ -130,8 +131,8 @@ TEST_P(Model, GivesTheOutputsAndGradientsOfTheReference) {
   EXPECT_LE(grads.value, kNoiseFloors * c.noise_floor_gradients) << "worst at " << grads.name;
 }
 
-/// A model, and how far PyTorch's own run of it with activations in bf16 (autocast) is from its float64 run:
-/// tools/golden/models.py prints it.
+/// A model, and the distance between PyTorch's run with bf16 activations (autocast) and its float64 run, as printed by
+/// tools/golden/models.py.
 struct InBf16 {
   Named model;
   double outputs, gradients, of_all;
@@ -141,9 +142,9 @@ void PrintTo(const InBf16& n, std::ostream* os) { *os << n.model.name; }
 class Bf16 : public testing::TestWithParam<InBf16> {};
 
 // S0-81, S4-13
-// Twice PyTorch's distances: orders of sums and places of rounding vary between the two and between processors (without
-// kernels, with kernels that widen, with products of bf16). The worst gradients nearly cancel, so that rounding decides
-// of them; one and the same bias of the Wan autoencoder was seen at 0.18 to 0.39.
+// The tolerance is twice PyTorch's distance: the order of sums and the places of rounding differ between the two
+// programs and between processors (without kernels, with widening kernels, with bf16 products). The worst gradients
+// nearly cancel, so rounding determines them; one bias of the Wan autoencoder varied from 0.18 to 0.39.
 TEST_P(Bf16, ActivationsGiveOutputsAndGradientsNearTheReference) {
   const ModelCase c = load_case(GetParam().model.name);
   const ModelRun run = run_case(c, GetParam().model.forward, {.activations = DType::bf16});
@@ -156,8 +157,7 @@ TEST_P(Bf16, ActivationsGiveOutputsAndGradientsNearTheReference) {
   EXPECT_LE(grads.of_all, 2 * GetParam().of_all);
 }
 
-// The sums of the residual stream are f32, of what is added and of what the layers before have made: bf16 is between
-// them nowhere.
+// The residual stream and everything added to it are f32: no bf16 rounding in between.
 TEST(T5InBf16, RoundsWhatLayersReadAndNotTheResidual) {
   for (const bool gated : {true, false}) {
     const T5Config c{.vocab_size = 16,
@@ -175,7 +175,7 @@ TEST(T5InBf16, RoundsWhatLayersReadAndNotTheResidual) {
                                 g.input("mask", ids));
     EXPECT_EQ(y.shape(), stream);
     int64_t sums = 0, read = 0;
-    const Node* last = nullptr;  // the residual
+    const Node* last = nullptr;  // the residual stream
     for (const auto& n : g.nodes()) {
       if (n->outputs.empty() || n->outputs[0].dims != stream.dims) continue;
       const std::string op = n->op->name;
@@ -269,7 +269,7 @@ INSTANTIATE_TEST_SUITE_P(
                     Variant{"ClipVisionRecomputed", kVision, {.remat = "FULL"}}),
     [](const auto& info) { return info.param.name; });
 
-// The spec's row, and distances on both sides of every edge of the published table.
+// The specification's values, and distances on both sides of every edge of the published table.
 TEST(RelativePositionBucket, IsThatOfThePublishedModels) {
   const std::map<int64_t, int64_t> rows = {{-511, 15}, {-130, 15}, {-127, 15}, {-64, 14}, {-20, 10}, {-8, 8},
                                            {-7, 7},    {-1, 1},    {0, 0},     {1, 17},   {7, 23},   {8, 24},

@@ -1,5 +1,5 @@
-// Quantized products against qwix (tools/golden/quantization.py): integers and floats, outputs, all gradients; and what
-// they are to whole models.
+// Quantized products compared with qwix (tools/golden/quantization.py): integers and floats, outputs, all gradients;
+// and their effect on whole models.
 #include "maxdiffusion/nn/quantization.h"
 
 #include <fmt/core.h>
@@ -46,9 +46,9 @@ NamedTensors stack(const Scope& s, const nlohmann::json&, NamedTensors& in) {
 
 class QuantizedStack : public testing::TestWithParam<const char*> {};
 
-// Both compute the same numbers in float32, so all that may differ is the order of sums. A value that this pushes over
-// the middle between two 8-bit numbers is another one then; seldom, since few lie there, but in a stack of a hundred
-// values it is a percent. None does here.
+// Both compute the same values in float32, so only the order of sums may differ. A value that this moves across the
+// midpoint of two 8-bit numbers rounds differently. That is rare, but in a stack of a hundred values it is one percent.
+// None does here.
 // S2-105, S2-107…110, S4-95
 TEST_P(QuantizedStack, GivesTheOutputsAndGradientsOfQwix) {
   const ModelCase c = load_case(std::string("quantized/") + GetParam());
@@ -78,8 +78,8 @@ TEST(Quantize, MakesTheNumbersOfQwixToTheBit) {
   const std::pair<const char*, Axes> kinds[] = {{"", {}}, {"0", {0}}, {"01", {0, 1}}};
   for (const auto& [type, dtype] :
        {std::pair{"int8", DType::s8}, std::pair{"e4m3", DType::f8e4m3fn}, std::pair{"e5m2", DType::f8e5m2}})
-    for (const auto& [axes, own] : kinds) {
-      const Quantized q = quantize(in, dtype, own);
+    for (const auto& [axes, channel_axes] : kinds) {
+      const Quantized q = quantize(in, dtype, channel_axes);
       put(fmt::format("{}.{}.values", type, axes), dtype == DType::s8 ? q.values : cast(q.values, DType::f32));
       put(fmt::format("{}.{}.scale", type, axes), q.scale);
     }
@@ -93,10 +93,10 @@ TEST(Quantize, MakesTheNumbersOfQwixToTheBit) {
   }
 }
 
-// 127.5 steps reach from zero to the largest of a row's or channel's values, which is about 2.5 times their root mean
-// square where there are 6 to 20 of them, as here: an error of 2.5 / 127.5 / √12 = 0.6 percent, evenly spread, for each
-// operand, and 0.8 for a product. Some ten products lie between input and output, but each block adds to what passes it
-// by: between one product's error and √10 times that.
+// 127.5 steps cover the range from zero to the largest value of a row or channel, which is about 2.5 times the root
+// mean square of its 6 to 20 values: an error of 2.5 / 127.5 / √12 = 0.6 percent, uniformly distributed, for each
+// operand, and 0.8 percent for a product. Some ten products lie between input and output, but each block adds to a
+// residual: the total is between one product's error and √10 times that.
 // S2-105
 TEST(Quantized, TransformerErrorIsQuantizationNoise) {
   const ModelCase c = load_case("wan_t2v");
@@ -107,8 +107,8 @@ TEST(Quantized, TransformerErrorIsQuantizationNoise) {
   EXPECT_GT(out.value, 0.004);
   EXPECT_LE(out.value, 0.025);
 
-  // Three bits behind the point: steps of a sixteenth to an eighth of a value, so 3.1 percent at most and 2.4 in the
-  // middle for each operand.
+  // The mantissa has three bits: steps of 1/16 to 1/8 of a value, so an error of at most 3.1 and typically 2.4 percent
+  // for each operand.
   for (const auto& [kind, least, most] : {std::tuple{"fp8", 0.02, 0.1}, {"fp8_full", 0.02, 0.1}}) {
     const ModelRun floats = run_case(c, run_wan, quantized(kind));
     const Distance of_outputs = distance(floats.outputs, c.outputs), of_grads = distance(floats.grads, c.grads);
@@ -127,7 +127,7 @@ TEST(Quantized, TransformerErrorIsQuantizationNoise) {
   EXPECT_LE(other_grads.value, 1e-4);
 }
 
-// As above; what is not in a block is left as it is.
+// As above; layers outside the blocks are not quantized.
 TEST(Quantized, DoubleAndSingleStreamErrorIsQuantizationNoise) {
   const ModelCase c = load_case("flux_schnell");
   const ModelRun r = run_case(c, run_flux, quantized("int8", R"((single_)?transformer_blocks\..*)"));

@@ -1,5 +1,5 @@
-// Policies of rematerialisation on models: gradients stay what they are, memory goes down in order, and values have
-// their names at the same places in all models.
+// Rematerialisation policies on models: gradients are unchanged, memory shrinks in the documented order, and values are
+// named at the same places in all models.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -68,7 +68,7 @@ TEST_P(Policies, LeaveGradientsAsTheyAre) {
 INSTANTIATE_TEST_SUITE_P(Remat, Policies, testing::Values(kUnet, kWan),
                          [](const auto& info) { return std::string(info.param.golden); });
 
-/// Names of values in a graph and the bodies of its loops, with the paths of the layers that give them.
+/// Names of values in a graph and its loop bodies, with the paths of the layers that produce them.
 void find_names(const Graph& g, std::map<std::string, std::set<std::string>>& names) {
   for (const auto& n : g.nodes()) {
     if (!n->name.empty()) names[n->name].insert(*n->path);
@@ -99,7 +99,7 @@ TEST(NamedValues, AreAtTheSamePlacesInAllModels) {
     EXPECT_TRUE(names.contains(value::kSelfAttn)) << m.golden;
     for (const auto& [name, paths] : names) found.insert(name);
   }
-  // The list that config keys are held against has these names and no others.
+  // The list used to validate config keys has exactly these names.
   EXPECT_EQ(found, std::set<std::string>(std::begin(value::kAll), std::end(value::kAll)));
 
   using Paths = std::set<std::string>;
@@ -124,7 +124,7 @@ TEST(NamedValues, AreAtTheSamePlacesInAllModels) {
   EXPECT_EQ(names[value::kAttnOutput], (Paths{"transformer_blocks.*", "single_transformer_blocks.*"}));
 }
 
-/// The program of a model's gradients, without what it says of where its lines come from.
+/// The program text of a model's gradients without source locations.
 std::string program_of(const Model& m, Platform platform, const ScopeOptions& options) {
   const ModelCase c = load_case(m.golden);
   Graph g(GraphOptions{.platform = platform});
@@ -132,10 +132,10 @@ std::string program_of(const Model& m, Platform platform, const ScopeOptions& op
   NamedTensors in;
   for (const auto& [name, array] : c.inputs) in[name] = g.input(name, array.shape());
   const Tensor y = m.forward(Scope(g, table, "model", options), c.config, in).begin()->second;
-  std::vector<Tensor> wanted;
-  for (const Param& p : table.params()) wanted.push_back(p.value);
+  std::vector<Tensor> expected;
+  for (const Param& p : table.params()) expected.push_back(p.value);
   int i = 0;
-  for (Tensor d : grad(sum(square(y)), wanted)) g.output(std::to_string(i++), d);
+  for (Tensor d : grad(sum(square(y)), expected)) g.output(std::to_string(i++), d);
   std::string text;
   std::istringstream lines(to_stablehlo(g));
   for (std::string line; std::getline(lines, line);)
@@ -150,8 +150,8 @@ int products(const Model& m, const ScopeOptions& options) {
   return n;
 }
 
-// A block of one stream has three projections to queries, keys and values in one, which are kept; a block of two has
-// them made again. Both keep what attention gave, which two products make.
+// A single-stream block has one fused projection to queries, keys and values, which is saved; a double-stream block
+// recomputes its projections. Both save the attention output, which takes two products.
 // S0-63
 TEST(FluxOptimized, SavesSingleStreamProjectionsAndAttention) {
   EXPECT_EQ(products(kFlux, with("flux_optimized")) + 3 + 2 * 2, products(kFlux, with("FULL")));
@@ -168,27 +168,27 @@ int moves_to_host(const Model& m, const ScopeOptions& options) {
 
 // S0-67
 TEST(PoliciesTogether, MoveWhatTheyNameToTheHost) {
-  // Of a loop over blocks: its state, and the two attentions, each with its logarithms of sums.
+  // In a loop over blocks: its carry, and two attention outputs, each with its log-sum-exp.
   EXPECT_EQ(moves_to_host(kWan, with("HIDDEN_STATE_WITH_OFFLOAD")), 1 + 2 * 2);
   EXPECT_EQ(moves_to_host(kWan, with("CUSTOM", {.saved = {value::kSelfAttn}, .offloaded = {value::kCrossAttn}})), 2);
   EXPECT_EQ(moves_to_host(kWan, with("MATMUL_WITHOUT_BATCH")), 0);
-  EXPECT_EQ(moves_to_host(kWan, with("OFFLOAD_MATMUL_WITHOUT_BATCH")), 10);  // four of each attention, two behind
+  EXPECT_EQ(moves_to_host(kWan, with("OFFLOAD_MATMUL_WITHOUT_BATCH")), 10);  // four per attention, two after
   // Three such loops, and the inputs of three residual blocks.
   EXPECT_EQ(moves_to_host(kUnet, with("HIDDEN_STATE_WITH_OFFLOAD")), 3 * (1 + 2 * 2) + 3);
 }
 
 TEST(PoliciesTogether, KeepOnACpuWhatTheyOffload) {
-  const RematNames kept = {.saved = {value::kXqOut, value::kFfnActivation}, .offloaded = {}},
-                   away = {.saved = {}, .offloaded = kept.saved};
+  const RematNames saved = {.saved = {value::kXqOut, value::kFfnActivation}, .offloaded = {}},
+                   away = {.saved = {}, .offloaded = saved.saved};
   for (const Model& m : {kUnet, kWan}) {
     auto program = [&m](const ScopeOptions& options) { return program_of(m, Platform::cpu, options); };
     EXPECT_TRUE(program(with("OFFLOAD_MATMUL_WITHOUT_BATCH")) == program(with("MATMUL_WITHOUT_BATCH"))) << m.golden;
-    EXPECT_TRUE(program(with("CUSTOM", away)) == program(with("CUSTOM", kept))) << m.golden;
-    EXPECT_FALSE(program(with("CUSTOM", kept)) == program(with("FULL"))) << m.golden;
+    EXPECT_TRUE(program(with("CUSTOM", away)) == program(with("CUSTOM", saved))) << m.golden;
+    EXPECT_FALSE(program(with("CUSTOM", saved)) == program(with("FULL"))) << m.golden;
   }
 }
 
-/// Temporary memory of the gradients of a Wan model, on more tokens than its golden has.
+/// Temporary memory of a Wan model's gradients, with more tokens than its golden.
 int64_t temporary_of(const ScopeOptions& options) {
   const WanTransformerConfig config{.num_attention_heads = 2,
                                     .attention_head_dim = 16,
@@ -205,10 +205,10 @@ int64_t temporary_of(const ScopeOptions& options) {
                                     .timestep = g.input("timestep", {DType::f32, {1}}),
                                     .text = g.input("text", {DType::f32, {1, 8, 8}})})
                        .sample;
-  std::vector<Tensor> wanted;
-  for (const Param& p : table.params()) wanted.push_back(p.value);
+  std::vector<Tensor> expected;
+  for (const Param& p : table.params()) expected.push_back(p.value);
   int i = 0;
-  for (Tensor d : grad(mean(square(cast(y, DType::f32))), wanted))
+  for (Tensor d : grad(mean(square(cast(y, DType::f32))), expected))
     if (d) g.output(std::to_string(i++), d);
   return compile(cpu(), g, {.jax_cache_dir = "off", .xla_flags = "--xla_backend_optimization_level=0"}, "remat")
       .memory()

@@ -1,4 +1,4 @@
-// The transformer of Wan on the inputs of a golden; "image" may be missing.
+// Runs Wan's transformer on a golden's inputs; "image" may be missing.
 #pragma once
 
 #include "maxdiffusion/models/wan_transformer.h"

@@ -1,5 +1,5 @@
-// WanTransformer3DModel against diffusers: outputs and all gradients on tiny random configs, in every way that blocks
-// are run; and what its two caches promise.
+// WanTransformer3DModel compared with diffusers: outputs and all gradients on tiny random configs, for every way to run
+// blocks; and the guarantees of its two caches.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -13,10 +13,10 @@
 namespace md {
 namespace {
 
-// The goldens are of a float64 run; diffusers' own float32 run is one noise floor away from it.
+// The goldens are from a float64 run; diffusers' float32 run is one noise floor away from it.
 constexpr double kNoiseFloors = 10;
 
-/// As run_wan, with the keys and values of cross attention made beforehand.
+/// Like run_wan, with precomputed keys and values of cross attention.
 NamedTensors run_with_context(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
   const WanTransformerConfig c = WanTransformerConfig::from_json(json);
   const WanContext context = wan_context(s, c, in.at("text"), in["image"]);
@@ -33,13 +33,13 @@ void expect_near_reference(const ModelCase& c, const ModelRun& run) {
   EXPECT_LE(grads.value, kNoiseFloors * c.noise_floor_gradients) << "worst at " << grads.name;
 }
 
-struct Way {
+struct Variant {
   const char *name, *golden;
   NamedTensors (*forward)(const Scope&, const nlohmann::json&, NamedTensors&);
   ScopeOptions options = {};
 };
-void PrintTo(const Way& w, std::ostream* os) { *os << w.name; }
-class WanTransformer : public testing::TestWithParam<Way> {};
+void PrintTo(const Variant& w, std::ostream* os) { *os << w.name; }
+class WanTransformer : public testing::TestWithParam<Variant> {};
 
 // S0-61, S2-3, S2-16
 TEST_P(WanTransformer, GivesTheOutputsAndGradientsOfTheReference) {
@@ -47,10 +47,10 @@ TEST_P(WanTransformer, GivesTheOutputsAndGradientsOfTheReference) {
   expect_near_reference(c, run_case(c, GetParam().forward, GetParam().options));
 }
 
-/// As run_wan; all attention is by the CPU's kernel, which keeps no logits: the blocks' own, that with the text and,
-/// where there is one, with the image.
+/// Like run_wan, with all attention in the CPU kernel, which stores no logits: self attention, cross attention with the
+/// text and, if present, with the image.
 NamedTensors run_flash(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
-  const NamedTensors out = run_wan(s, json, in);
+  NamedTensors out = run_wan(s, json, in);
   int calls = 0;
   for (const auto& node : s.graph().nodes()) calls += std::string_view(node->op->name) == "attention";
   const WanTransformerConfig c = WanTransformerConfig::from_json(json);
@@ -58,9 +58,9 @@ NamedTensors run_flash(const Scope& s, const nlohmann::json& json, NamedTensors&
   return out;
 }
 
-/// As run_wan; attention is loops over blocks of queries and keys, as on devices without a kernel.
+/// Like run_wan, with attention as loops over blocks of queries and keys, as on devices without a kernel.
 NamedTensors run_flash_in_blocks(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
-  const NamedTensors out = run_wan(s, json, in);
+  NamedTensors out = run_wan(s, json, in);
   int loops = 0;
   for (const auto& node : s.graph().nodes()) {
     EXPECT_NE(std::string_view(node->op->name), "attention");
@@ -83,22 +83,23 @@ const ScopeOptions kFlash = {.attention = "flash", .flash_min_seq_length = 0};
 
 INSTANTIATE_TEST_SUITE_P(
     Goldens, WanTransformer,
-    testing::Values(Way{"T2V", "wan_t2v", run_wan}, Way{"I2V", "wan_i2v", run_wan}, Way{"FLF2V", "wan_flf2v", run_wan},
-                    Way{"TI2V", "wan_ti2v", run_wan}, Way{"Mixed", "wan_mixed", run_wan},
-                    Way{"Scanned", "wan_i2v", run_wan, {.scan_layers = true}},
-                    Way{"Recomputed", "wan_ti2v", run_wan, {.remat = "FULL"}},
-                    Way{"ScannedAndRecomputed", "wan_mixed", run_wan, {.remat = "FULL", .scan_layers = true}},
-                    Way{"Flash", "wan_i2v", run_flash, kFlash},
-                    Way{"WithContextMadeBeforehand", "wan_mixed", run_with_context},
-                    Way{"WithContextMadeBeforehandAndScanned",
-                        "wan_i2v",
-                        run_with_context,
-                        {.remat = "FULL", .scan_layers = true}}),
+    testing::Values(Variant{"T2V", "wan_t2v", run_wan}, Variant{"I2V", "wan_i2v", run_wan},
+                    Variant{"FLF2V", "wan_flf2v", run_wan}, Variant{"TI2V", "wan_ti2v", run_wan},
+                    Variant{"Mixed", "wan_mixed", run_wan},
+                    Variant{"Scanned", "wan_i2v", run_wan, {.scan_layers = true}},
+                    Variant{"Recomputed", "wan_ti2v", run_wan, {.remat = "FULL"}},
+                    Variant{"ScannedAndRecomputed", "wan_mixed", run_wan, {.remat = "FULL", .scan_layers = true}},
+                    Variant{"Flash", "wan_i2v", run_flash, kFlash},
+                    Variant{"WithContextMadeBeforehand", "wan_mixed", run_with_context},
+                    Variant{"WithContextMadeBeforehandAndScanned",
+                            "wan_i2v",
+                            run_with_context,
+                            {.remat = "FULL", .scan_layers = true}}),
     [](const auto& info) { return info.param.name; });
 
 class WanInBf16 : public testing::TestWithParam<const char*> {};
 
-// Weights are bf16 numbers; activations have 8 bits, but for what the original keeps in f32: conditions, norms,
+// Weights are exact in bf16; activations have 8 bits, except those that the original keeps in f32: conditions, norms,
 // modulation, the last projection. The worst are biases of keys, whose gradient nearly cancels: 0.05.
 // S2-12, S2-13
 TEST_P(WanInBf16, GivesOutputsAndGradientsNearTheReference) {
@@ -123,8 +124,8 @@ TEST(WanNames, AreThoseThatTheConverterOfTheReferenceReads) {
   EXPECT_EQ(original_wan_name("proj_output.weight"), "proj_output.weight");
 }
 
-/// Of both published versions: recorded names of diffusers, and what its converter, or the original program, calls
-/// them.
+/// For both published versions: recorded diffusers names, and the names that its converter or the original program
+/// uses.
 // P-17
 TEST(WanNames, OfAutoencodersAreThoseOfTheReferenceConverter) {
   const auto record = parse_json(read_file(golden_path("wan_vae_names.json")));
@@ -133,12 +134,12 @@ TEST(WanNames, OfAutoencodersAreThoseOfTheReferenceConverter) {
     const auto& pairs = record.at(version).at("names");
     EXPECT_EQ(pairs.size(), size);
     for (const auto& [original, diffusers] : pairs.items()) {
-      const std::vector<WeightAlias> found = names.of(diffusers);
+      const std::vector<WeightAlias> found = names.aliases(diffusers);
       ASSERT_FALSE(found.empty()) << diffusers;
-      EXPECT_EQ(found[0].whole(), original);
-      EXPECT_EQ(found[1].whole(), "first_stage_model." + original);
+      EXPECT_EQ(found[0].full_name(), original);
+      EXPECT_EQ(found[1].full_name(), "first_stage_model." + original);
     }
-    EXPECT_TRUE(names.of("encoder.down_blocks").empty());
+    EXPECT_TRUE(names.aliases("encoder.down_blocks").empty());
   }
 }
 
@@ -161,7 +162,7 @@ TEST(WanResidual, ReplacesTheBlocksAndTheirInputs) {
   for (const char* unread : {"blocks.", "condition_embedder.text_embedder.", "condition_embedder.image_embedder.",
                              "condition_embedder.time_proj."})
     std::erase_if(c.weights, [&](const auto& w) { return w.first.starts_with(unread); });
-  const ModelRun skipped = run_case(c, forward);  // throws unless these weights are all that is asked for
+  const ModelRun skipped = run_case(c, forward);  // throws unless exactly these weights are used
   EXPECT_LE(distance(skipped.outputs, whole.outputs).value, 1e-6);
 }
 

@@ -1,5 +1,5 @@
-// ZImageTransformer2DModel against diffusers: outputs and all gradients on tiny random configs, in every way that
-// blocks are run.
+// ZImageTransformer2DModel compared with diffusers: outputs and all gradients on tiny random configs, for every way to
+// run blocks.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -17,18 +17,19 @@ NamedTensors run_z_image(const Scope& s, const nlohmann::json& json, NamedTensor
            {.sample = in.at("sample"), .time = in.at("time"), .text = in.at("text"), .lengths = in.at("lengths")})}};
 }
 
-class ZImageTransformer : public testing::TestWithParam<Way> {};
+class ZImageTransformer : public testing::TestWithParam<Variant> {};
 TEST_P(ZImageTransformer, GivesTheOutputsAndGradientsOfTheReference) { expect_reference(GetParam(), run_z_image); }
 
 INSTANTIATE_TEST_SUITE_P(
     Goldens, ZImageTransformer,
-    testing::Values(Way{"TextsOfTwoLengths", "z_image"}, Way{"OddSizes", "z_image_odd"},
-                    Way{"TextsThatFillTheirRoom", "z_image_full"}, Way{"WithoutKernels", "z_image_odd", {}, false},
-                    Way{"ScannedAndRecomputed", "z_image", {.remat = "FULL", .scan_layers = true}},
-                    Way{"Flash", "z_image", {.attention = "flash", .flash_min_seq_length = 1}, false}),
+    testing::Values(Variant{"TextsOfTwoLengths", "z_image"}, Variant{"OddSizes", "z_image_odd"},
+                    Variant{"TextsThatFillTheirRoom", "z_image_full"},
+                    Variant{"WithoutKernels", "z_image_odd", {}, false},
+                    Variant{"ScannedAndRecomputed", "z_image", {.remat = "FULL", .scan_layers = true}},
+                    Variant{"Flash", "z_image", {.attention = "flash", .flash_min_seq_length = 1}, false}),
     [](const auto& info) { return info.param.name; });
 
-// Weights are bf16 numbers; activations have 8 bits.
+// Weights are exact in bf16; activations have 8 bits.
 TEST(ZImageInBf16, GivesOutputsAndGradientsNearTheReference) {
   const ModelCase c = load_case("z_image");
   const ModelRun run = run_case(c, run_z_image, {.weights = DType::bf16, .activations = DType::bf16});

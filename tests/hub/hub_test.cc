@@ -1,5 +1,5 @@
-// Downloads from a server of the tests that speaks the hub's HTTP interface: its list of files, redirects of large
-// files to another host, ranges, refusals, busy answers, cut connections, wrong bytes.
+// Downloads from a test server that speaks the Hub's HTTP interface: file lists, redirects of large files to another
+// host, ranges, refusals, busy answers, dropped connections, wrong bytes.
 #include "maxdiffusion/storage/hub.h"
 
 #include <arpa/inet.h>
@@ -28,7 +28,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// An HTTP server on a port of 127.0.0.1, one answer a connection.
+/// An HTTP server on a port of 127.0.0.1; one response per connection.
 class Server {
  public:
   struct Request {
@@ -39,7 +39,7 @@ class Server {
     int status = 200;
     std::string body;
     std::vector<std::string> headers;
-    int64_t cut_after = -1;  // bytes of the body, then the connection ends
+    int64_t cut_after = -1;  // bytes of the body, then the connection closes
   };
   using Handler = std::function<Answer(const Request&)>;
 
@@ -145,8 +145,8 @@ class HubTest : public testing::Test {
     return {
         206, bytes.substr(from), {fmt::format("Content-Range: bytes {}-{}/{}", from, bytes.size() - 1, bytes.size())}};
   }
-  /// The hub: lists, small files, redirects of large ones.
-  Answer answer(const Server::Request& r) {
+  /// The Hub: lists, small files, redirects of large ones.
+  Answer response(const Server::Request& r) {
     if (on_hub)
       if (const auto a = on_hub(r)) return *a;
     if (r.path.starts_with("/api/models/owner/name/revision/main")) return list();
@@ -184,7 +184,7 @@ class HubTest : public testing::Test {
       if (const auto a = on_cdn(r)) return *a;
     return part_of(files.at(r.path.substr(1)), r);
   }};
-  Server hub{[this](const Server::Request& r) { return answer(r); }};
+  Server hub{[this](const Server::Request& r) { return response(r); }};
   const std::string entry = cache / "models--owner--name";
   const std::string snapshot = entry + "/snapshots/" + kCommit;
 };
@@ -206,12 +206,12 @@ TEST_F(HubTest, DownloadsIntoTheCacheOfTheHubsTools) {
     return std::ranges::count_if(hub.requests(), [](const auto& r) { return r.path.ends_with("/model_index.json"); });
   };
   EXPECT_EQ(index_requests(), 1);
-  // The second time nothing is asked; with hf:// the list is, and what is newer.
-  const size_t asked = hub.requests().size();
+  // The second time no request is sent; with hf:// one for the list, and one for each newer file.
+  const size_t requests_before = hub.requests().size();
   EXPECT_EQ(local_folder("owner/name"), snapshot);
-  EXPECT_EQ(hub.requests().size(), asked);
+  EXPECT_EQ(hub.requests().size(), requests_before);
   EXPECT_EQ(local_folder("hf://owner/name"), snapshot);
-  EXPECT_EQ(hub.requests().size(), asked + 1);
+  EXPECT_EQ(hub.requests().size(), requests_before + 1);
 }
 
 // S4-60
@@ -244,10 +244,10 @@ TEST_F(HubTest, ACutConnectionIsResumedWhereItStopped) {
     return a;
   };
   EXPECT_EQ(read_file(local_folder("owner/name") + "/unet/diffusion_pytorch_model.safetensors"), kWeights);
-  const auto asked = cdn.requests();
-  ASSERT_EQ(asked.size(), 3u);
-  EXPECT_EQ(asked[1].headers.at("Range"), "bytes=1000000-");
-  EXPECT_EQ(asked[2].headers.at("Range"), "bytes=2000000-");
+  const auto requests = cdn.requests();
+  ASSERT_EQ(requests.size(), 3u);
+  EXPECT_EQ(requests[1].headers.at("Range"), "bytes=1000000-");
+  EXPECT_EQ(requests[2].headers.at("Range"), "bytes=2000000-");
 }
 
 TEST_F(HubTest, ResumesPartialDownloadsAndRestartsWithoutRanges) {
@@ -318,7 +318,7 @@ TEST_F(HubTest, NamesThatLeadOutAreRefused) {
   files["../../evil"] = "x";
   EXPECT_TRUE(has(refusal(), "names the file '../../evil'"));
   for (const char* name : {"../owner", "hf://owner", "a/b/c", "hf://../x", "owner/na?me", "owner/.."})
-    EXPECT_TRUE(has(refusal(name), "there is no folder")) << name;
+    EXPECT_TRUE(has(refusal(name), "there is no file or folder")) << name;
 }
 
 TEST_F(HubTest, AServerThatIsGoneLeavesTheCachedSnapshotInUse) {
@@ -338,7 +338,7 @@ TEST_F(HubTest, ADiskThatIsFullLeavesNothingThatIsTakenForAFile) {
   set_write_hook(nullptr);
   EXPECT_TRUE(cached_snapshot(hub_name("owner/name")).empty());
   EXPECT_FALSE(exists(entry + "/blobs/" + digest("sha256", kWeights)));
-  // With room again it is resumed.
+  // With free space again, the download resumes.
   EXPECT_EQ(read_file(local_folder("owner/name") + "/unet/diffusion_pytorch_model.safetensors"), kWeights);
   EXPECT_TRUE(cdn.requests().back().headers.contains("Range"));
 }
@@ -391,7 +391,7 @@ TEST_F(HubTest, ImagesComeFromPublicAddressesOnly) {
 }
 
 TEST(HubFiles, OfVariantsAndShardsOneSetIsNeeded) {
-  const auto names = [](std::vector<std::string> paths, const std::string& index, const std::string& variant) {
+  const auto names = [](const std::vector<std::string>& paths, const std::string& index, const std::string& variant) {
     std::vector<HubFile> files;
     for (const std::string& p : paths) files.push_back({.path = p});
     std::vector<std::string> out;

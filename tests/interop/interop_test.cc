@@ -1,13 +1,17 @@
-// What the program writes is read by the packages that people read it with: the scripts tools/check_*.py, with the
-// packages of cmake/wheels_interop.txt, which `./run test interop` fetches.
+// The usual packages can read what the program writes: runs the scripts tools/check_*.py with the packages of
+// cmake/wheels_interop.txt, which `./run test interop` fetches.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/media/image.h"
 #include "tests/cli/command.h"
+#include "tests/server/server.h"
+#include "tests/single_file/wide_folder.h"
 
 namespace md {
 namespace {
@@ -21,8 +25,8 @@ class Interop : public testing::Test {
   void SetUp() override {
     if (!exists(kPackages + "/torch")) GTEST_SKIP() << "no " << kPackages << ": ./run test interop makes it";
   }
-  /// Two steps of training on random data, in a run of this name.
-  Outcome train(const std::string& name, const std::string& folder, const Words& more) {
+  /// Trains two steps on random data as a run of this name.
+  Outcome train(const std::string& name, const std::string& folder, const Words& extra) {
     Words words = {"train",
                    MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                    "run_name=" + name,
@@ -33,7 +37,7 @@ class Interop : public testing::Test {
                    "per_device_batch_size=1",
                    "max_train_steps=2",
                    "learning_rate=1e-3"};
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     return maxdiffusion(words);
   }
   Outcome check(const std::string& script, const std::string& words) const {
@@ -51,7 +55,7 @@ TEST_F(Interop, DiffusersLoadsCheckpointsWholeAndSamplesAndTensorBoardReadsTheMe
   EXPECT_EQ(o.status, 0) << o.out << o.err;
   EXPECT_TRUE(contains(o.out, "unet: UNet2DConditionModel, 52,004 parameters\n")) << o.out;
   EXPECT_TRUE(contains(o.out, "StableDiffusionPipeline: 16x16 image")) << o.out;
-  // The check can fail.
+  // The check must be able to fail.
   auto config = parse_json(read_file(checkpoint + "/unet/config.json"));
   config["num_class_embeds"] = 10;
   write_file_atomic(checkpoint + "/unet/config.json", config.dump());
@@ -67,7 +71,7 @@ TEST_F(Interop, DiffusersLoadsCheckpointsWholeAndSamplesAndTensorBoardReadsTheMe
     EXPECT_TRUE(contains(o.out, tag)) << o.out;
 }
 
-/// A family whose denoiser is a transformer, trained whole and sampled by diffusers' pipeline.
+/// A family with a transformer denoiser, fully trained and sampled by diffusers' pipeline.
 struct Trained {
   const char *name, *folder;
   Words train, check;
@@ -124,6 +128,86 @@ TEST_F(Interop, DiffusersReadsEveryKeyOfLoraFilesAndAllOfThemChangeTheSame) {
   EXPECT_TRUE(contains(o.out, "largest distance from pytorch_lora_weights.safetensors: ")) << o.out;
   o = check("check_lora.py", kImages + "sdxl " + peft + " " + kImages + "lora_peft.safetensors");
   EXPECT_EQ(o.status, 1) << "another LoRA changes other weights: " << o.out;
+}
+
+TEST_F(Interop, AdaptersOfEveryKindAreReadByDiffusersAndPeft) {
+  const std::string model = t / "model";  // whose numbers do not round what is merged
+  ASSERT_EQ(maxdiffusion({"convert", kImages + "sd", model, "dtype=float32"}).status, 0);
+  for (const auto& [kind, files] : {std::pair{"lora", std::vector{"pytorch_lora_weights.safetensors"}},
+                                    {"dora", {"pytorch_lora_weights.safetensors"}},
+                                    {"loha", {"peft/unet"}},
+                                    {"lokr", {"pytorch_lora_weights.safetensors", "peft/unet"}},
+                                    {"ia3", {"peft/unet"}}}) {
+    SCOPED_TRACE(kind);
+    const std::string name = kind, merged = t / (name + "_merged");
+    Words words = {"resolution=16", "train_lora=true", "adapter=" + name, "learning_rate=0.05",
+                   name == "lokr" ? "lora_rank=1" : "lora_rank=2"};
+    if (name == "ia3") words.emplace_back("feedforward_modules=to_out.0");
+    if (name == "lora") words.insert(words.end(), {"use_rslora=true", "rank_pattern={to_q: 3}", "conv_dim=2"});
+    ASSERT_EQ(train(name, model, words).status, 0);
+    const std::string place = t / (name + "/checkpoints/2");
+    ASSERT_EQ(maxdiffusion({"lora", "merge", place, merged}).status, 0);
+    Outcome o = check("check_adapters.py", model + " " + place + " " + merged);
+    EXPECT_EQ(o.status, 0) << o.out << o.err;
+    for (const char* file : files) EXPECT_TRUE(contains(o.out, file + std::string(": "))) << o.out;
+    o = check("check_adapters.py", model + " " + place + " " + model);
+    EXPECT_EQ(o.status, 1) << "the model itself is not the merged one: " << o.out;
+  }
+}
+
+TEST_F(Interop, GgufAndScaledFloat8FilesAreReadByTheirPackagesAndGgufByDiffusers) {
+  const auto convert = [&](const std::string& from, const std::string& file, const std::string& dtype) {
+    std::filesystem::remove(t / file);
+    const Outcome o = maxdiffusion({"convert", from, t / file, "component=transformer", "dtype=" + dtype});
+    ASSERT_EQ(o.status, 0) << o.err;
+  };
+  for (const auto& [family, changes] : {std::pair{"flux/dev", kWideFlux}, {"wan/t2v", kWideWan}}) {
+    SCOPED_TRACE(family);
+    const std::string from = t / std::filesystem::path(family).parent_path().string(), reference = t / "r.safetensors";
+    write_wide_folder(family, from, changes);
+    convert(from, "r.safetensors", "float32");
+    for (const auto& [file, dtype, most] : {std::tuple{"a.gguf", "q8_0", "0.01"},
+                                            {"b.gguf", "q4_0", "0.15"},
+                                            {"c.safetensors", "float8_e4m3fn", "0.04"}}) {
+      SCOPED_TRACE(dtype);
+      convert(from, file, dtype);
+      // diffusers only converts FLUX.1 names at the published width.
+      const bool loaded = family == std::string("wan/t2v") && file != std::string("c.safetensors");
+      const std::string words = fmt::format("{} {} --most ", t / file, reference);
+      Outcome o = check("check_few_bits.py", words + most + (loaded ? " --model " + from + "/transformer" : ""));
+      EXPECT_EQ(o.status, 0) << o.out << o.err;
+      EXPECT_EQ(contains(o.out, "WanTransformer3DModel: "), loaded) << o.out;
+      o = check("check_few_bits.py", words + "0");
+      EXPECT_EQ(o.status, 1) << "numbers of few bits are not those before: " << o.out;
+    }
+  }
+}
+
+TEST_F(Interop, OpenAisPackageGeneratesAndEditsWithTheServer) {
+  HostArray photo(Shape{DType::u8, {16, 16, 3}}), mask = HostArray(photo.shape());
+  auto colours = photo.mutable_view<uint8_t>(), white = mask.mutable_view<uint8_t>();
+  for (size_t i = 0; i < colours.size(); ++i)
+    colours[i] = static_cast<uint8_t>(i * 7 % 251), white[i] = i / 3 % 16 < 8 ? 255 : 0;
+  write_png(t / "photo.png", photo), write_png(t / "mask.png", mask);
+  TestServer server({kImages + "sd", "height=16", "width=16", "num_inference_steps=2", "api_key=secret"});
+  Outcome o = check("check_openai.py", fmt::format("http://127.0.0.1:{} secret {}", server.port(), t.path()));
+  EXPECT_EQ(o.status, 0) << o.out << o.err << server.log();
+  EXPECT_TRUE(contains(o.out, "models: sd\nrefused: model is 'none'; expected one of: sd\n")) << o.out;
+  const auto pixels_of_command = [&](Words words) {
+    std::filesystem::remove_all(t / "out");
+    words.insert(words.begin(), {"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                 "pretrained_model_name_or_path=" + kImages + "sd", "output_dir=" + (t / "out"),
+                                 "num_inference_steps=2"});
+    EXPECT_EQ(maxdiffusion(words).status, 0);
+    return pixels_of(t / "out/image_0.png");
+  };
+  const std::string generated =
+      pixels_of_command({"prompt=a red heart", "sample_seed=5", "scheduler=euler", "height=16", "width=16"});
+  EXPECT_TRUE(pixels_of(t / "generated.png") == generated);
+  EXPECT_TRUE(pixels_of(t / "url.png") == generated);
+  EXPECT_TRUE(pixels_of(t / "edited.png") ==
+              pixels_of_command(
+                  {"prompt=a hat", "sample_seed=3", "image=" + (t / "photo.png"), "mask_image=" + (t / "mask.png")}));
 }
 
 TEST_P(TrainedFamilies, HaveLorasOfWhichDiffusersReadsEveryKey) {

@@ -1,4 +1,4 @@
-// Kernels of maxdiffusion/kernels/ against the compiler's own code in f64: outputs and gradients of a function.
+// Kernels of maxdiffusion/kernels/ compared with the compiler's code in f64: outputs and gradients of a function.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -19,28 +19,28 @@ namespace md {
 
 using TensorFn = std::function<std::vector<Tensor>(const std::vector<Tensor>&)>;
 
-/// How often a text holds another.
+/// Number of occurrences of `what` in `text`.
 inline size_t count(const std::string& text, const std::string& what) {
   size_t n = 0;
   for (size_t at = text.find(what); at != text.npos; at = text.find(what, at + 1)) ++n;
   return n;
 }
 
-/// Whether products of bf16 as it is run here, quick or not: oneDNN has none below AVX-512.
+/// Whether bf16 products can run here, however slowly: oneDNN has none below AVX-512.
 inline bool runs_bf16_products() { return processor().wide_vectors; }
 /// The values of CpuKernels::bf16_products that run here.
 inline std::vector<bool> ways_of_bf16() { return runs_bf16_products() ? std::vector{false, true} : std::vector{false}; }
 
-/// Normally distributed around `mean`, the same at every call with one seed.
+/// Normally distributed values around `mean`; equal for equal seeds.
 inline HostArray normal(const Shape& shape, unsigned seed, double scale = 1, double mean = 0) {
   HostArray a({DType::f32, shape.dims});
   std::mt19937 bits(seed);
-  std::normal_distribution<float> draw(static_cast<float>(mean), static_cast<float>(scale));
-  for (float& v : a.mutable_view<float>()) v = draw(bits);
+  std::normal_distribution<float> gaussian(static_cast<float>(mean), static_cast<float>(scale));
+  for (float& v : a.mutable_view<float>()) v = gaussian(bits);
   return a.cast(shape.dtype);
 }
 
-/// f(xs), then the cotangents of xs for those of the results, `dys`.
+/// f(xs), then the gradients of xs for the gradients `dys` of the results.
 inline std::vector<HostArray> outputs_and_gradients(const TensorFn& f, const std::vector<HostArray>& xs,
                                                     const std::vector<HostArray>& dys, CpuKernels kernels,
                                                     const std::vector<std::string>& calls = {}) {
@@ -63,7 +63,7 @@ inline std::vector<HostArray> outputs_and_gradients(const TensorFn& f, const std
   return evaluate(one_device(), graph, feed);
 }
 
-/// max |a − b| / max |b|; infinite where `a` is not finite.
+/// max |a − b| / max |b|; infinite if `a` is not finite.
 inline double relative_error(const HostArray& a, const HostArray& b) {
   const std::vector<double> x = a.to_doubles(), y = b.to_doubles();
   double difference = 0, largest = 0;
@@ -74,9 +74,9 @@ inline double relative_error(const HostArray& a, const HostArray& b) {
   return largest > 0 ? difference / largest : difference;
 }
 
-/// Expects that `f` calls the kernels named, which take products of bf16 as they are or widened (`bf16_products`),
-/// agrees with the same function in f64 without them within `tolerance` (relative to the largest element), and gives
-/// the same bits a second time.
+/// Expects that `f` calls the named kernels, which compute bf16 products directly or widened (`bf16_products`), that it
+/// agrees within `tolerance` (relative to the largest element) with the same function in f64 without kernels, and that
+/// a second run gives the same bits.
 inline void expect_agreement(const TensorFn& f, const std::vector<HostArray>& xs, double tolerance,
                              const std::vector<std::string>& calls, bool bf16_products = false) {
   std::vector<HostArray> dys, wide_xs, wide_dys;

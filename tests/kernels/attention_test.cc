@@ -16,7 +16,7 @@ const std::vector<std::string> kCalls = {"md_attention", "md_attention_grad"};
 struct Case {
   int64_t lq, lk, d, heads, batch;
   bool causal = false;
-  double logits = 1;  // their standard deviation
+  double logits = 1;  // standard deviation of the logits
 };
 
 std::vector<HostArray> inputs(const Case& c, DType type = DType::f32) {
@@ -45,9 +45,9 @@ INSTANTIATE_TEST_SUITE_P(Sizes, AttentionKernel,
                                          Case{77, 77, 64, 3, 2, true},         //
                                          Case{130, 130, 80, 1, 2},             //
                                          Case{300, 300, 64, 3, 2, true},       //
-                                         Case{130, 300, 64, 1, 1, true},       // keys that nobody sees
+                                         Case{130, 300, 64, 1, 1, true},       // unused keys
                                          Case{300, 130, 8, 3, 1, true},        //
-                                         Case{200, 1100, 40, 1, 1},            // gradients in runs of keys
+                                         Case{200, 1100, 40, 1, 1},            // gradients in several key blocks
                                          Case{1100, 1100, 8, 1, 2, true},      //
                                          Case{130, 130, 64, 3, 1, false, 25},  // logits up to ±80
                                          Case{300, 300, 40, 1, 2, true, 25}));
@@ -67,7 +67,7 @@ TEST(AttentionKernelInBf16, MultipliesBf16WhereThatIsFaster) {
   }
 }
 
-// Of a sample that sees all keys, one that sees some, and one that sees a single one.
+// One sample uses all keys, one some, and one a single key.
 TEST(AttentionKernelWithLengths, AgreesWithComposedOperationsInF64) {
   for (const Case& c :
        {Case{7, 7, 8, 3, 3}, Case{300, 300, 64, 2, 3}, Case{300, 300, 64, 1, 3, true}, Case{64, 1100, 40, 1, 3}}) {
@@ -78,7 +78,7 @@ TEST(AttentionKernelWithLengths, AgreesWithComposedOperationsInF64) {
       return Tensors{attention(x[0], x[1], x[2], {.causal = c.causal, .lengths = lengths})};
     };
     expect_agreement(masked, inputs(c), 1e-5,
-                     kCalls);  // gradients where a sample sees one key are differences of equals
+                     kCalls);  // with one key, gradients are differences of equal numbers
     expect_agreement(masked, inputs(c, DType::bf16), 6e-3, kCalls);
   }
 }
@@ -86,7 +86,7 @@ TEST(AttentionKernelWithLengths, AgreesWithComposedOperationsInF64) {
 TEST(AttentionKernelInGraphs, IsCalledAgainUnderCheckpoint) {
   const auto in = inputs({130, 77, 40, 3, 2});
   const std::vector<HostArray> dy = {normal(in[0].shape(), 4)};
-  const auto kept = outputs_and_gradients(local_attention(), in, dy, {.callable = true}, kCalls);
+  const auto reference = outputs_and_gradients(local_attention(), in, dy, {.callable = true}, kCalls);
   int calls = 0;
   auto again = [&](const Tensors& x) {
     return checkpoint([&](const Node& n) { return calls += n.op->name == std::string("attention"), Keep::recompute; },
@@ -94,7 +94,7 @@ TEST(AttentionKernelInGraphs, IsCalledAgainUnderCheckpoint) {
   };
   const auto recomputed = outputs_and_gradients(again, in, dy, {.callable = true}, kCalls);
   EXPECT_EQ(calls, 1);
-  for (size_t i = 0; i < kept.size(); ++i) EXPECT_EQ(kept[i].to_doubles(), recomputed[i].to_doubles());
+  for (size_t i = 0; i < reference.size(); ++i) EXPECT_EQ(reference[i].to_doubles(), recomputed[i].to_doubles());
 }
 
 TEST(AttentionKernelInGraphs, IsCalledInLoops) {

@@ -29,36 +29,36 @@ const ConvOptions kSame = window({1, 1}, {1, 1}, {1, 1}), kDown = window({2, 2},
 
 INSTANTIATE_TEST_SUITE_P(
     Sizes, Convolution,
-    testing::Values(Case{{8, 16, 16, 32}, {32, 32, 3, 3}, kSame},   // several images a thread
-                    Case{{3, 5, 7, 4}, {6, 4, 3, 3}, kSame},        // odd everywhere
+    testing::Values(Case{{8, 16, 16, 32}, {32, 32, 3, 3}, kSame},   // several images per thread
+                    Case{{3, 5, 7, 4}, {6, 4, 3, 3}, kSame},        // odd sizes
                     Case{{1, 64, 64, 16}, {24, 16, 3, 3}, kSame},   // one image: split by rows
-                    Case{{1, 2, 2, 512}, {512, 512, 3, 3}, kSame},  // windows larger than the rest
+                    Case{{1, 2, 2, 512}, {512, 512, 3, 3}, kSame},  // weights larger than the rest
                     Case{{1, 1, 9, 8}, {8, 8, 3, 3}, kSame},        // one row cannot be split
-                    Case{{2, 17, 12, 8}, {16, 8, 3, 3}, kDown},     // a row too many for the stride
-                    Case{{1, 17, 16, 8}, {16, 8, 3, 3}, kDown},     // the same by rows
+                    Case{{2, 17, 12, 8}, {16, 8, 3, 3}, kDown},     // one row too many for the stride
+                    Case{{1, 17, 16, 8}, {16, 8, 3, 3}, kDown},     // the same, split by rows
                     Case{{1, 16, 16, 8}, {8, 8, 3, 3}, window({2, 2}, {0, 0}, {1, 1})},       // the autoencoder's
-                    Case{{1, 12, 9, 3}, {5, 3, 1, 2}, window({3, 2}, {0, 1}, {0, 0})},        // rows that nobody sees
+                    Case{{1, 12, 9, 3}, {5, 3, 1, 2}, window({3, 2}, {0, 1}, {0, 0})},        // unused rows
                     Case{{1, 32, 32, 3}, {64, 3, 16, 16}, window({16, 16}, {0, 0}, {0, 0})},  // patches
                     Case{{2, 6, 5, 24}, {192, 24, 3, 3}, kSame},  // groups of output channels
                     Case{{5, 8, 8, 4}, {320, 4, 3, 3}, kSame}));
 
-// Zeros before the first frame only, as video models have them, and other windows.
+// Causal padding with zeros before the first frame, as in video models, and other windows.
 const ConvOptions kCausal = window({1, 1, 1}, {2, 1, 1}, {0, 1, 1}), kValid = window({1, 1, 1}, {0, 1, 1}, {0, 1, 1});
 
 INSTANTIATE_TEST_SUITE_P(
     Videos, Convolution,
     testing::Values(
         Case{{1, 4, 16, 12, 32}, {32, 32, 3, 3, 3}, kCausal},  // one video: split by rows
-        Case{{3, 5, 7, 5, 4}, {6, 4, 3, 3, 3}, kCausal},       // odd everywhere
-        Case{{1, 1, 9, 8, 16}, {24, 16, 3, 3, 3}, kCausal},    // one frame behind two of zeros
+        Case{{3, 5, 7, 5, 4}, {6, 4, 3, 3, 3}, kCausal},       // odd sizes
+        Case{{1, 1, 9, 8, 16}, {24, 16, 3, 3, 3}, kCausal},    // one frame after two of zeros
         Case{{1, 3, 33, 8, 16}, {16, 16, 3, 3, 3}, kValid},    // one frame of three
         Case{{2, 6, 6, 4, 3}, {8, 3, 3, 3, 3}, kValid},
         Case{{1, 3, 4, 6, 16}, {128, 16, 3, 3, 3}, kCausal},                                // groups of output channels
         Case{{1, 4, 1, 6, 8}, {8, 8, 3, 3, 3}, kCausal},                                    // one row cannot be split
         Case{{1, 5, 10, 6, 8}, {16, 8, 3, 1, 1}, window({1, 1, 1}, {2, 0, 0}, {0, 0, 0})},  // over time
         Case{{1, 7, 10, 6, 8}, {8, 8, 3, 1, 1}, window({2, 1, 1}, {0, 0, 0}, {0, 0, 0})},   // halving it
-        Case{{1, 6, 10, 6, 8}, {8, 8, 3, 1, 1}, window({2, 1, 1}, {0, 0, 0}, {0, 0, 0})},   // a frame unseen
-        Case{{2, 5, 12, 9, 3}, {5, 3, 2, 1, 2}, window({2, 3, 2}, {1, 0, 1}, {0, 0, 0})},   // rows unseen
+        Case{{1, 6, 10, 6, 8}, {8, 8, 3, 1, 1}, window({2, 1, 1}, {0, 0, 0}, {0, 0, 0})},   // an unused frame
+        Case{{2, 5, 12, 9, 3}, {5, 3, 2, 1, 2}, window({2, 3, 2}, {1, 0, 1}, {0, 0, 0})},   // unused rows
         Case{{1, 3, 8, 12, 4}, {16, 4, 1, 2, 2}, window({1, 2, 2}, {0, 0, 0}, {0, 0, 0})},  // frames are images
         Case{{1, 4, 8, 12, 4}, {16, 4, 2, 2, 2}, window({2, 2, 2}, {0, 0, 0}, {0, 0, 0})}));  // patches
 
@@ -75,7 +75,7 @@ TEST(ConvolutionInBf16, IsWidenedOrTakenAsItIs) {
                        {"md_convolution", "md_convolution_input_grad", "md_convolution_weight_grad"}, as_it_is);
 }
 
-// Layers in bf16 over weights in f32: the kernel rounds those, and nobody rounds their gradient.
+// bf16 layers over f32 weights: the kernel rounds the weights, and their gradient stays unrounded.
 TEST(ConvolutionInGraphs, ReadsWeightsAndLeavesGradientsInF32) {
   auto layer = [](const std::vector<Tensor>& in) {
     return std::vector{conv(in[0], cast(in[1], in[0].dtype()), kSame)};

@@ -1,4 +1,4 @@
-// Neighbouring calls of kernels as one: what is joined, and that results stay what they were.
+// Neighbouring kernel calls fused into one: which calls are fused, and that results are unchanged.
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/custom_call.h"
@@ -10,7 +10,7 @@
 namespace md {
 namespace {
 
-/// The text of `f` of inputs of these shapes, f32, on one CPU device.
+/// The program text of `f` on f32 inputs of these shapes, for one CPU device.
 std::string text_of(const TensorFn& f, const std::vector<Dims>& shapes) {
   GraphOptions options = one_device().graph_options();
   options.cpu_kernels = {.callable = true, .f32_products = true, .bf16_products = true};
@@ -23,7 +23,7 @@ std::string text_of(const TensorFn& f, const std::vector<Dims>& shapes) {
 
 Tensor product(Tensor a, Tensor b) { return matmul(a, b); }
 
-// a·b, and the halves of it under other dims times c: three products, of which two read what the first makes.
+// a·b, and its halves reshaped and multiplied by c: three products, two of which read the first one's result.
 std::vector<Tensor> chain(const std::vector<Tensor>& in) {
   const Tensor y = product(in[0], in[1]), z = reshape(y, {128, 32});
   return {product(z, in[2]), product(product(y, in[3]), in[3])};
@@ -37,7 +37,7 @@ TEST(FusedCalls, CallsThatReadEachOthersResultsAreOne) {
   EXPECT_EQ(count(text, "call_target_name = \"md_fused_calls\""), 1u);
   EXPECT_EQ(count(text, "kernel = \"md_product\""), 4u);
   EXPECT_EQ(count(text, "stablehlo.reshape"), 0u) << "what only the run reads needs no view";
-  // y and y·d, of 64 × 64 each, are wanted by nobody else; both are there while y·d is made.
+  // Only the fused call reads y and y·d, 64 × 64 each; both are alive while y·d is computed.
   EXPECT_EQ(count(text, "tensor<32768xui8>"), 1u);
 }
 
@@ -56,7 +56,7 @@ TEST(FusedCalls, TakeTurnsInTheMemoryOfWhatOnlyTheyRead) {
     for (int i = 0; i < 8; ++i) y = product(y, in[1]);
     return std::vector{y};
   };
-  // Of seven intermediate results two are alive at a time.
+  // Two of seven intermediate results are alive at a time.
   EXPECT_EQ(count(text_of(long_chain, {{64, 64}, {64, 64}}), "tensor<32768xui8>"), 1u);
   expect_agreement(long_chain, {normal({DType::f32, {64, 64}}, 1), normal({DType::f32, {64, 64}}, 2, 0.1)}, 1e-5,
                    {"md_fused_calls"});
@@ -69,7 +69,7 @@ TEST(FusedCalls, EndAtAnotherStatement) {
   EXPECT_EQ(count(text, "call_target_name = \"md_product\""), 2u);
 }
 
-// What comes from one run through another statement is read by the next; a third product depends on nothing of these.
+// A fused call reads the result of another one through a separate statement; a third product depends on neither.
 TEST(FusedCalls, AreInDependencyOrder) {
   auto f = [](const std::vector<Tensor>& in) {
     const Tensor a = product(in[0], in[1]), b = product(in[1], in[0]);
@@ -131,13 +131,13 @@ TEST(FusedCalls, OfUnknownKernelsAreRefusedByName) {
             std::string::npos);
 }
 
-// ---- the kernels that runs are held together by
+// ---- kernels that connect the parts of a fused call
 
 TEST(AddKernel, AgreesWithTheCompilersOwnInF64) {
   auto sum_of_products = [](const std::vector<Tensor>& in) {
     return std::vector{product(in[0], in[1]) + product(in[1], in[0])};
   };
-  auto biased = [](const std::vector<Tensor>& in) {  // a row for each of the first axis
+  auto biased = [](const std::vector<Tensor>& in) {  // one bias per index of the first axis
     const Tensor y = dot(in[0], in[1], {.lhs_contract = {2}, .rhs_contract = {0}});
     return std::vector{add_bias(y, in[2])};
   };

@@ -1,5 +1,5 @@
-// Group and layer norm with their gradients: the CPU kernels, and the statements that other devices run, against the
-// same formula in f64 and the gradient that autodiff makes of it.
+// Group and layer norm with their gradients: the CPU kernels, and the statements for other devices, compared with the
+// same formula in f64 and its autodiff gradient.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -40,10 +40,10 @@ std::vector<HostArray> layer(const Case& c, bool kernel) {
   Tensor x = g.input("x", in[0].shape()), dy = g.input("dy", in[3].shape());
   const Scope s(g, table, "m");
   Tensor y = c.groups ? nn::group_norm(s, x, c.groups, c.eps, c.act) : nn::layer_norm(s, x, c.eps);
-  std::vector<Tensor> wanted = {x};
-  for (const Param& p : table.params()) wanted.push_back(p.value);
+  std::vector<Tensor> expected = {x};
+  for (const Param& p : table.params()) expected.push_back(p.value);
   g.output("y", y);
-  for (Tensor d : vjp({y}, {dy}, wanted)) g.output("d" + std::to_string(g.outputs().size()), d);
+  for (Tensor d : vjp({y}, {dy}, expected)) g.output("d" + std::to_string(g.outputs().size()), d);
   EXPECT_EQ(to_stablehlo(g).find("_norm_grad") != std::string::npos, kernel);
   return evaluate(one_device(), g, {in[0], in[3], in[1], in[2]});
 }
@@ -70,17 +70,17 @@ const std::vector<Case>& cases() {
   static const std::vector<Case> list = {
       {{2, 8, 8, 32}, 8},
       {{2, 8, 8, 32}, 8, 1e-5, 0, "silu"},
-      {{5, 7, 3, 21}, 7, 1e-6, 0, "swish"},    // odd everything
+      {{5, 7, 3, 21}, 7, 1e-6, 0, "swish"},    // odd sizes
       {{1, 3, 3, 12}, 1, 1e-5, 0, "silu"},     // one group
-      {{3, 4, 4, 12}, 12, 1e-5, 0, "silu"},    // a group per channel
+      {{3, 4, 4, 12}, 12, 1e-5, 0, "silu"},    // one group per channel
       {{2, 1, 1, 64}, 4, 1e-5, 0, "silu"},     // one pixel
-      {{4, 64}, 4},                            // no space
-      {{2, 9, 24}, 3, 1e-5, 0, "silu"},        // one axis of space
-      {{2, 8, 8, 32}, 8, 1e-5, 300, "silu"},   // a mean that dwarfs the deviation
-      {{2, 8, 8, 32}, 8, 2, 0, "silu"},        // eps that matters
+      {{4, 64}, 4},                            // no spatial axis
+      {{2, 9, 24}, 3, 1e-5, 0, "silu"},        // one spatial axis
+      {{2, 8, 8, 32}, 8, 1e-5, 300, "silu"},   // mean much larger than the deviation
+      {{2, 8, 8, 32}, 8, 2, 0, "silu"},        // large eps
       {{2, 8, 8, 32}, 8, 1e-5, 0, "gelu"},     // not fused
-      {{2, 48, 48, 64}, 32, 1e-5, 1, "silu"},  // several parts
-      {{1, 96, 96, 6}, 3, 1e-5, 1, "silu"},    // many short rows in a part
+      {{2, 48, 48, 64}, 32, 1e-5, 1, "silu"},  // several chunks
+      {{1, 96, 96, 6}, 3, 1e-5, 1, "silu"},    // many short rows in a chunk
       {{2, 8, 8, 32}, 8, 1e-5, 0, "silu", DType::bf16},
       {{5, 40, 40, 30}, 10, 1e-5, 0, "", DType::bf16},
       {{2, 7, 32}, 0},
@@ -101,7 +101,7 @@ TEST(Norms, KernelsAndStatementsMatchTheFormulaInF64) {
       const std::string what = text(c) + " " + names[i];
       ASSERT_EQ(kernel[i].shape(), statements[i].shape()) << what;
       const double off = relative_error(kernel[i], want[i]), other = relative_error(statements[i], want[i]);
-      // A signal of mean 300 is known to 1e-5 of its deviation in f32.
+      // With mean 300, f32 represents the signal to 1e-5 of its deviation.
       EXPECT_LT(off, c.type == DType::bf16 ? 4e-3 : c.mean > 100 ? 4e-5 : 1e-6) << what;
       EXPECT_LT(off, 1.5 * other + 5e-7) << what;
     }

@@ -24,7 +24,7 @@ std::vector<HostArray> inputs(const Case& c, DType type) { return {normal({type,
 
 class ProductKernel : public testing::TestWithParam<Case> {};
 
-// The gradients are products too, of other orders of axes.
+// The gradients are products too, with other axis orders.
 TEST_P(ProductKernel, AgreesWithTheCompilersOwnInF64) {
   const Case& c = GetParam();
   expect_agreement(product(c), inputs(c, DType::f32), 2e-6, {"md_product"});
@@ -42,15 +42,15 @@ TEST_P(ProductKernel, TakesBf16AsItIs) {
 INSTANTIATE_TEST_SUITE_P(
     Orders, ProductKernel,
     testing::Values(Case{{130, 72}, {40, 72}, contract({1}, {1})},                 // x·Wᵀ
-                    Case{{2, 65, 72}, {40, 72}, contract({2}, {1})},               // of batches
-                    Case{{1, 77, 72}, {1, 72, 50}, contract({2}, {1})},            // axes of one element
+                    Case{{2, 65, 72}, {40, 72}, contract({2}, {1})},               // batched
+                    Case{{1, 77, 72}, {1, 72, 50}, contract({2}, {1})},            // axes of size 1
                     Case{{77, 72}, {72, 50}, contract({1}, {0})},                  //
                     Case{{90, 64}, {90, 72}, contract({0}, {0})},                  // over rows
-                    Case{{3, 50, 40}, {3, 60, 40}, contract({2}, {2}, {0}, {0})},  // a product for each
+                    Case{{3, 50, 40}, {3, 60, 40}, contract({2}, {2}, {0}, {0})},  // batch dims
                     Case{{2, 2, 50, 40}, {2, 2, 40, 60}, contract({3}, {2}, {0, 1}, {0, 1})},
                     Case{{5, 8, 9, 10}, {8, 9, 10, 73}, contract({1, 2, 3}, {0, 1, 2})},
                     Case{{1100, 16}, {16, 17}, contract({1}, {0})},  // more rows than a thread widens at once
-                    Case{{2, 24, 512}, {2, 20, 512}, contract({2}, {2}, {0}, {0})},  // lines that are spread
+                    Case{{2, 24, 512}, {2, 20, 512}, contract({2}, {2}, {0}, {0})},  // strided cache lines
                     Case{{40, 1024}, {40, 512}, contract({0}, {0})},                 // parts of lines that are
                     Case{{1, 640}, {640, 420}, contract({1}, {0})}));
 
@@ -63,7 +63,7 @@ TEST(ProductKernelInGraphs, MakesSumsOfBf16InF32WhereTheyAreWanted) {
       {normal({DType::bf16, {80, 90}}, 1), normal({DType::bf16, {90, 70}}, 2)}, 4e-3, {"md_product"});
 }
 
-/// x·Wᵀ + b as layers make it: x in their type, w and b as they are stored.
+/// x·Wᵀ + b as layers compute it: x in the activation type, w and b in their stored type.
 TensorFn linear() {
   return [](const std::vector<Tensor>& in) {
     const Tensor y = dot(in[0], cast(in[1], in[0].dtype()), contract({in[0].rank() - 1}, {1}));
@@ -80,7 +80,7 @@ TEST(ProductKernelInGraphs, AddsABias) {
     expect_agreement(linear(), layer(DType::bf16), 4e-3, {"md_product", "md_column_sums"}, as_they_are);
 }
 
-// The sums of products of bf16 are as exact as those of f32, and nothing rounds them on their way to the optimizer.
+// Sums of bf16 products are as exact as those of f32, and are not rounded on their way to the optimizer.
 TEST(ProductKernelInGraphs, LeavesGradientsOfF32WeightsUnrounded) {
   const std::vector<HostArray> xs = layer(DType::bf16), dys = {normal({DType::bf16, {3, 50, 40}}, 4)};
   std::vector<HostArray> wide_xs, wide_dys = {dys[0].cast(DType::f64)};
@@ -94,7 +94,7 @@ TEST(ProductKernelInGraphs, LeavesGradientsOfF32WeightsUnrounded) {
   }
 }
 
-// Both operands were rounded from f32: the kernel reads the f32, and must round it all the same.
+// Both operands were rounded from f32: the kernel reads the f32 values, and must still round them.
 TEST(ProductKernelInGraphs, RoundsOperandsThatItReadsInF32) {
   if (!runs_bf16_products()) GTEST_SKIP() << "this processor has no products of bf16";
   const HostArray a = normal({DType::f32, {90, 72}}, 1), b = normal({DType::f32, {72, 40}}, 2);
@@ -110,7 +110,7 @@ TEST(ProductKernelInGraphs, RoundsOperandsThatItReadsInF32) {
   EXPECT_LE(relative_error(found, result(plain, {round(a), round(b)}, {})), 1e-6);
 }
 
-// One call makes y, and what the products and the sum alone would have been has no reader.
+// One call computes y, so the separate product and sum are unused.
 TEST(ProductKernelInGraphs, TakesTheBiasWhereTheProductHasNoOtherReader) {
   auto text = [](bool read_twice) {
     GraphOptions options = one_device().graph_options();
@@ -130,7 +130,7 @@ TEST(ProductKernelInGraphs, TakesTheBiasWhereTheProductHasNoOtherReader) {
 TEST(ColumnSumsKernel, AgreesWithTheCompilersOwnInF64) {
   auto sums = [](const std::vector<Tensor>& in) {
     const Tensor y = sum(in[0], {0, 1});
-    return std::vector{y.dtype() == DType::bf16 ? cast(y, DType::f32) : y};  // which is not rounded on the way
+    return std::vector{y.dtype() == DType::bf16 ? cast(y, DType::f32) : y};  // unrounded
   };
   for (DType type : {DType::f32, DType::bf16})
     expect_agreement(sums, {normal({type, {3, 500, 77}}, 1, 1, 0.5)}, type == DType::bf16 ? 4e-3 : 1e-6,
@@ -163,7 +163,7 @@ TEST(ProductKernelInGraphs, LeavesF32ToTheCompilerWhereThatIsFaster) {
   EXPECT_NE(text_of(c, {.callable = true}).find("md_product"), std::string::npos);
 }
 
-// So that a cached program is not taken by a machine that chooses otherwise.
+// A cached program must not be loaded on a machine that would choose other kernels.
 TEST(ProductKernelInGraphs, IsAnotherProgramWhereProductsAreOfBf16) {
   const Case c{{130, 72}, {40, 72}, contract({1}, {1})};
   EXPECT_NE(text_of(c, {.callable = true}), text_of(c, {.callable = true, .bf16_products = true}));

@@ -23,7 +23,7 @@ TEST(PowersOfTwo, HaveTheDocumentedErrors) {
   EXPECT_LT(error([](float x) { return vector_exp2<float>(x); }), std::ldexp(1.0, -23));
   const double coarse = error([](float x) { return vector_exp2<uint16_t>(x); });
   EXPECT_LT(coarse, std::ldexp(1.0, -13));
-  EXPECT_GT(coarse, std::ldexp(1.0, -15));  // a shorter polynomial than the other's
+  EXPECT_GT(coarse, std::ldexp(1.0, -15));  // has a shorter polynomial than the f32 one
 }
 
 TEST(PowersOfTwo, AreZeroForMaskedLogitsAndKeepNan) {

@@ -1,6 +1,6 @@
-// No key is silent: each key of a run, at a value that is not its default, changes the program, the batch, the state or
-// the files of a small run, or a warning or an error names it. `rows` says for every key what to set and in which run
-// it acts; then every key is set in every kind of run.
+// No key is silent: each key of a run, set to another value than its default, must change the program, the batch, the
+// state or the files of a small run, or be named by a warning or error. `rows` lists for every key the value to set and
+// the run in which it has an effect; then every key is set in every kind of run.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,10 +39,10 @@ const std::string kGoldens = MD_SOURCE_DIR "/tests/golden/";
 
 enum class Kind { images, lora, videos, generate, generate_video, tfrecords };
 
-/// What a run says and makes.
+/// Log and results of a run.
 struct Outcome {
-  std::string log;    // warnings, without the reason why a key is ignored, and the error
-  std::string lines;  // all that is logged
+  std::string log;    // warnings, without reasons for ignored keys, and the error
+  std::string lines;  // everything logged
   std::map<std::string, std::string> made;
   bool failed = false;
 };
@@ -51,7 +51,9 @@ class World {
  public:
   World() {
     ::setenv("XLA_FLAGS", "--xla_backend_optimization_level=0", 1);
-    for (const char* name : {"images", "others", "masks"}) write_images(name);
+    for (const char* name : {"images", "others", "masks", "repeated/2_heart", "classes/1_shape"}) write_images(name);
+    write_file_atomic(t_ / "dataset.toml",
+                      "[[datasets]]\n[[datasets.subsets]]\nimage_dir = 'others'\nshuffle_caption = true\n");
     HostArray clips(Shape{DType::f32, {3, 11, 40, 48, 3}});
     auto v = clips.mutable_view<float>();
     for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<float>((i * 7919 + i / 911) % 509) / 254.5f - 1;
@@ -76,7 +78,7 @@ class World {
       write_file_atomic(t_ / fmt::format("{}/{}.txt", folder, i), fmt::format("heart {}", i));
     }
   }
-  /// A component with some other weights.
+  /// Writes a component with some changed weights.
   void write_changed(const std::string& component) {
     const std::string to = t_ / ("changed/" + component);
     make_folders(to);
@@ -102,10 +104,10 @@ Words base(Kind kind) {
              "pretrained_model_name_or_path=" + kGoldens + (video ? "wan/t2v" : "pipelines/sd"),
              "diffusion_scheduler_config=" + std::string(video ? "{}" : "{_class_name: DDIMScheduler}"),
              "resolution=16"};
-  auto add = [&](const Words& more) { w.insert(w.end(), more.begin(), more.end()); };
+  auto add = [&](const Words& extra) { w.insert(w.end(), extra.begin(), extra.end()); };
   if (video) add({"max_sequence_length=12", "height=32", "width=48", "num_frames=9"});
   if (kind == Kind::generate || kind == Kind::generate_video)
-    add({"prompt=heart", "num_inference_steps=2", "num_images_per_prompt=1", "output_type=np"});
+    add({"prompt=a (heart)", "num_inference_steps=2", "num_images_per_prompt=1", "output_type=np"});
   else
     add({"train_data_dir={world}/" + std::string(video ? "clips" : "images")});
   if (kind == Kind::images || kind == Kind::lora || kind == Kind::videos) {
@@ -132,7 +134,7 @@ Words filled(Words words, const std::string& out) {
   return words;
 }
 
-/// Runs `body` on the config of these words, and keeps what it logs and where it fails.
+/// Calls `body` with the config of these words; returns what it logs and whether it fails.
 Outcome watched(Kind kind, const Words& words, const std::string& out,
                 const std::function<void(const RunConfig&, Outcome&)>& body) {
   Outcome o;
@@ -157,12 +159,12 @@ Outcome watched(Kind kind, const Words& words, const std::string& out,
   o.lines = testing::internal::GetCapturedStderr() + error;
   std::istringstream in(o.lines);
   for (std::string line; std::getline(in, line);)
-    if (line.starts_with("W ")) o.log += line.substr(0, std::min(line.find("ignored:"), line.find("no effect"))) + "\n";
+    if (line.starts_with("W ")) o.log += line.substr(0, line.find("ignored")) + "\n";
   o.log += error;
   return o;
 }
 
-/// The programs of a run, which is not done; `trace` false: none, but what is said before.
+/// The programs of a run that is only planned; `trace` false: no programs, only what is logged before.
 Outcome planned(Kind kind, const Words& words, bool trace) {
   const TemporaryFolder out;
   return watched(kind, words, out.path(), [&](const RunConfig& c, Outcome& o) {
@@ -191,15 +193,15 @@ Outcome planned(Kind kind, const Words& words, bool trace) {
 Outcome opened(Kind kind, const Words& words) { return planned(kind, words, false); }
 Outcome traced(Kind kind, const Words& words) { return planned(kind, words, true); }
 
-/// What a file says beside when and how fast it was made.
+/// The contents of a file without timestamps and speeds.
 std::string content_of(const std::string& path) {
   if (path.ends_with("config.yml") || path.find("tfevents") != path.npos || path.ends_with("lora_kohya.safetensors"))
-    return "";  // hold keys or times
+    return "";  // contain keys or times
   std::string text = read_file(path);
-  if (path.ends_with(".tfrec")) return std::to_string(text.size());  // members in any order
+  if (path.ends_with(".tfrec")) return std::to_string(text.size());  // members have no fixed order
   if (path.ends_with(".safetensors") || path.ends_with(".png") || path.ends_with(".mp4")) return text;
   static const std::regex measured(
-      R"re("?(step_time_seconds|per_device_tflops\w*|mfu|perf/\w+|time)"?: ?[-+0-9.e]+)re");
+      R"re("?(step_time_seconds|samples_per_second|host_memory_bytes|device_peak_memory_bytes|per_device_tflops\w*|mfu|perf/\w+|time)"?: ?[-+0-9.e]+)re");
   text = std::regex_replace(text, measured, "");
   if (path.ends_with("timing.txt")) text = std::to_string(std::ranges::count(text, '\n'));
   return text;
@@ -224,7 +226,7 @@ Outcome done(Kind kind, const Words& words) {
   return o;
 }
 
-/// Runs without the key are done once.
+/// Caches results, so that runs without the key are done once.
 const Outcome& known(Outcome (*how)(Kind, const Words&), Kind kind, const Words& words) {
   static std::map<std::tuple<void*, Kind, Words>, Outcome> all;
   auto [at, fresh] = all.try_emplace({reinterpret_cast<void*>(how), kind, words});
@@ -242,7 +244,7 @@ bool names(const std::string& log, const std::string& key) {
 
 enum class Effect { none, named, acts, fails };
 
-/// What a word does in a run that has the words `with` already.
+/// The effect of a key in a run that already has the words `with`.
 Effect effect(Kind kind, const Words& with, const std::string& key, const std::string& value, std::string& log) {
   Words changed = with;
   changed.push_back(key + "=" + value);
@@ -250,12 +252,12 @@ Effect effect(Kind kind, const Words& with, const std::string& key, const std::s
     const Outcome& before = known(how, kind, with);
     const Outcome after = how(kind, changed);
     log = after.lines;
-    // A message may name the file or folder in place of its key.
+    // A message may name the file or folder instead of its key.
     static const std::regex place(R"([\w.]+\.\w+|\w+/\w+(?=$))");
     std::smatch name;
-    const bool told = after.failed && !before.failed && value.starts_with('{') &&
-                      std::regex_search(value, name, place) && after.log.find(name.str()) != after.log.npos;
-    if (told || (names(after.log, key) && !names(before.log, key))) return Effect::named;
+    const bool reported = after.failed && !before.failed && value.starts_with('{') &&
+                          std::regex_search(value, name, place) && after.log.find(name.str()) != after.log.npos;
+    if (reported || (names(after.log, key) && !names(before.log, key))) return Effect::named;
     if (after.failed && !before.failed) return Effect::fails;
     if (after.made != before.made) return Effect::acts;
   }
@@ -264,19 +266,19 @@ Effect effect(Kind kind, const Words& with, const std::string& key, const std::s
 
 // ---- keys
 
-/// How a key proves that it is read.
+/// How the test shows that a key is read.
 struct Row {
   const char* key;
-  std::string value;  // another than its default
+  std::string value;  // not its default
   Kind kind = Kind::images;
-  Words with = {};        // what makes it act
-  std::string says = {};  // what is logged then, of a key that acts there alone
+  Words with = {};        // keys that make it effective
+  std::string says = {};  // the message, for a key that only has an effect together with `with`
 };
 
 void PrintTo(const Row& row, std::ostream* os) { *os << row.key; }
 
-const std::string kNamed = "*";  // nothing obeys the key in a run like these: a message names it
-const std::string kPace = "!";   // changes only when things are done: threads and batches read ahead
+const std::string kNamed = "*";  // no run here uses the key: a message names it
+const std::string kPace = "!";   // only affects timing: threads and prefetch
 const Words kSamples = {"prompt=heart", "sample_every=-1", "num_inference_steps=2"};
 const Words kEvaluates = {"eval_every=1", "eval_data_dir={world}/others"};
 const Words kTwo = {"cpu_device_count=2", "per_device_batch_size=1"};
@@ -293,11 +295,14 @@ const Words kFlux = {"pretrained_model_name_or_path={goldens}/flux/dev", "diffus
                      "max_sequence_length=12"};
 const Words kFlux2 = {"pretrained_model_name_or_path={goldens}/flux2/base", "diffusion_scheduler_config={}",
                       "text_encoder_out_layers=[1, 2, 3]"};
+const Words kQwenEdit = {"pretrained_model_name_or_path={goldens}/qwenimage_edit/edit", "diffusion_scheduler_config={}",
+                         "reference_resolution=32", "image={world}/images/0.png"};
 const Words kMagCache = {"use_magcache=true",   "num_inference_steps=4", "guidance_scale=3",
                          "retention_ratio=0.1", "magcache_thresh=1",     "mag_ratios_base=1,1,1,1,1,1,1,1"};
 const Words kI2v = {"pretrained_model_name_or_path={goldens}/wan/i2v", "max_sequence_length=512"};
 const Words kControl = {"controlnet_model_name_or_path={goldens}/pipelines/controlnet",
                         "controlnet_image={world}/images/0.png"};
+const Words kMasked = {"image={world}/images/0.png", "mask_image={world}/images/1.png"};
 Words operator+(Words a, const Words& b) {
   a.insert(a.end(), b.begin(), b.end());
   return a;
@@ -315,6 +320,7 @@ const std::vector<Row>& rows() {
       {"enable_generate_video_for_eval", "true", Kind::images, kSamples + kEvaluates},
       {"enable_ssim", "true", Kind::images, kSamples, "SSIM score after training"},
       {"timing_metrics_file", "{out}/timing.txt"},
+      {"check_dir", "{out}/look", Kind::images, {}, kNamed},
       {"write_timing_metrics", "false", Kind::images, {"timing_metrics_file={out}/timing.txt"}},
       {"hardware", "gpu", Kind::images, {}, kNamed},
       {"plugin", "/nowhere/plugin.so", Kind::images, {}, kNamed},
@@ -354,6 +360,7 @@ const std::vector<Row>& rows() {
       {"unet_checkpoint", "{world}/changed/pipelines/sd/unet"},
       {"wan_transformer_pretrained_model_name_or_path", "{world}/changed/wan/t2v/transformer", Kind::videos},
       {"max_sequence_length", "16", Kind::videos},
+      {"reference_resolution", "64", Kind::generate, kQwenEdit},
       {"text_encoder_out_layers", "[3, 2, 1]", Kind::generate, kFlux2},
       {"train_expert", "high", Kind::images, {}, kNamed},
       {"lightning_repo",
@@ -378,6 +385,12 @@ const std::vector<Row>& rows() {
       {"flash_block_sizes", "{block_q: 16}", Kind::images, {"attention=flash"}, kNamed},
       {"use_qwix_quantization", "true", Kind::images, {"quantization=int8"}},
       {"quantization", "int8", Kind::images, {"use_qwix_quantization=true"}},
+      {"base_weights_dtype", "int8", Kind::images, {"train_lora=true", "lora_rank=2"}},
+      {"base_quantization_skip",
+       "[attn1]",
+       Kind::images,
+       {"train_lora=true", "lora_rank=2", "base_weights_dtype=int8"}},
+      {"text_encoder_base_weights_dtype", "int8"},
       {"qwix_module_path", "down_blocks.*", Kind::images, kInt8},
       {"quantization_calibration_method", "rms,3", Kind::images, kFp8},
       {"weight_quantization_calibration_method", "rms,3", Kind::images, kFp8},
@@ -395,6 +408,8 @@ const std::vector<Row>& rows() {
        {"train_data_dir=", "image_column=picture", "caption_column=captions"}},
       {"hf_data_dir", "{world}/others", Kind::images, {"train_data_dir="}},
       {"grain_train_files", "/nowhere.array_record", Kind::images, {}, kNamed},
+      {"dataset_config", "{world}/dataset.toml", Kind::images, {"train_data_dir="}},
+      {"reg_data_dir", "{world}/classes", Kind::images, {"train_data_dir=", "dataset_config={world}/repeated"}},
       {"train_split", "test", Kind::images, {}, kNamed},
       {"image_column",
        "picture",
@@ -404,6 +419,7 @@ const std::vector<Row>& rows() {
        "captions",
        Kind::images,
        {"train_data_dir={goldens}/data/files/plain.parquet", "image_column=picture"}},
+      {"cond_image_column", "source", Kind::images, {}, kNamed},
       {"conditioning_data_dir", "{world}/masks", Kind::images, {"masked_loss=true"}},
       {"max_train_samples", "3"},
       {"synthetic_num_samples", "3", Kind::images, kMade},
@@ -426,6 +442,7 @@ const std::vector<Row>& rows() {
       {"frame_buckets", "[5]", Kind::videos},
       {"original_size_conditioning", "true", Kind::images, kSdxl},
       {"alpha_mask", "true"},
+      {"unmasked_weight", "0.9", Kind::images, {"masked_loss=true", "conditioning_data_dir={world}/masks"}},
       {"per_device_batch_size", "4"},
       {"global_batch_size", "3"},
       {"grain_worker_count", "1", Kind::images, {}, kPace},
@@ -462,17 +479,32 @@ const std::vector<Row>& rows() {
       {"prediction_type", "v_prediction"},
       {"timestep_lookup", "reference_table", Kind::videos},
       {"scheduler", "euler", Kind::generate, {"diffusion_scheduler_config={}"}},
+      {"sigma_schedule", "simple", Kind::generate, {"diffusion_scheduler_config={}", "scheduler=euler"}},
       {"flow_shift", "5", Kind::generate_video},
       {"time_shift", "false", Kind::generate, kFlux},
       {"base_shift", "0.7", Kind::generate, kFlux},
       {"max_shift", "2", Kind::generate, kFlux},
       {"diffusion_scheduler_config", "{_class_name: DDIMScheduler, beta_end: 0.02}"},
       {"snr_gamma", "5"},
+      {"debiased_estimation_loss", "true"},
+      {"scale_v_pred_loss_like_noise_pred", "true", Kind::images, {"prediction_type=v_prediction"}},
       {"timestep_bias", "{strategy: later, multiplier: 2, portion: 0.5}"},
+      {"timestep_sampling", "logit_normal", Kind::videos},
+      {"logit_mean", "0.5", Kind::videos, {"timestep_sampling=logit_normal"}},
+      {"logit_std", "0.5", Kind::videos, {"timestep_sampling=logit_normal"}},
+      {"mode_scale", "0.5", Kind::videos, {"timestep_sampling=mode"}},
+      {"sigmoid_scale", "0.5", Kind::videos, {"timestep_sampling=flux_shift"}},
+      {"weighting_scheme", "cosmap", Kind::videos},
       {"train_flow_shift", "5", Kind::videos},
       {"disable_training_weights", "true", Kind::videos},
       {"noise_offset", "0.1"},
       {"input_perturbation", "0.1"},
+      {"multires_noise_iterations", "3"},
+      {"multires_noise_discount", "0.8", Kind::images, {"multires_noise_iterations=3"}},
+      {"loss_type", "l1"},
+      {"huber_c", "0.5", Kind::images, {"loss_type=huber"}},
+      {"huber_schedule", "constant", Kind::images, {"loss_type=smooth_l1"}},
+      {"huber_scale", "0.5", Kind::images, {"loss_type=huber", "huber_schedule=exponential"}},
       {"caption_dropout", "0.5"},
       {"train_text_encoder", "true", Kind::images, {"cache_latents_text_encoder_outputs=false"}},
       {"cache_latents_text_encoder_outputs", "false"},
@@ -499,6 +531,18 @@ const std::vector<Row>& rows() {
       {"lora_rank", "2", Kind::lora},
       {"lora_alpha", "2", Kind::lora},
       {"lora_target_modules", "[to_q]", Kind::lora},
+      {"adapter", "loha", Kind::lora},
+      {"use_rslora", "true", Kind::lora},
+      {"rank_pattern", "{to_q: 2}", Kind::lora},
+      {"alpha_pattern", "{to_q: 2}", Kind::lora},
+      {"conv_dim", "2", Kind::lora},
+      {"conv_alpha", "1", Kind::lora, {"conv_dim=2"}},
+      {"lora_dropout", "0.5", Kind::lora},
+      {"rank_dropout", "0.5", Kind::lora},
+      {"module_dropout", "0.5", Kind::lora},
+      {"decompose_factor", "2", Kind::lora, {"adapter=lokr"}},
+      {"decompose_both", "true", Kind::lora, {"adapter=lokr", "lora_rank=1"}},
+      {"feedforward_modules", "[to_q]", Kind::lora, {"adapter=ia3"}},
       {"lora_init", "{goldens}/pipelines/lora_peft.safetensors", Kind::lora, kSdxl, kNamed},
       {"lora_files", "{goldens}/pipelines/lora_peft.safetensors", Kind::generate, kSdxl},
       {"lora_scales", "0.5", Kind::generate, kSdxl + Words{"lora_files={goldens}/pipelines/lora_peft.safetensors"}},
@@ -516,7 +560,15 @@ const std::vector<Row>& rows() {
       {"lr_scheduler", "cosine"},
       {"lr_num_cycles", "2", Kind::images, {"lr_scheduler=cosine_with_restarts"}},
       {"lr_power", "2", Kind::images, {"lr_scheduler=polynomial"}},
+      {"lr_warmup_steps", "7"},
+      {"lr_decay_steps", "3", Kind::images, {"lr_scheduler=warmup_stable_decay", "lr_warmup_steps=0"}},
+      {"lr_scheduler_min_lr_ratio", "0.1", Kind::images, {"lr_scheduler=rex"}},
       {"optimizer", "sgd"},
+      {"optimizer_args", "weight_decay=0.2"},
+      {"unet_lr", "3e-3"},
+      {"network_reg_lrs", "[conv_in=0.1]"},
+      {"loraplus_lr_ratio", "16", Kind::lora},
+      {"frozen_layers", "conv_in"},
       {"sgd_momentum", "0.5", Kind::images, {"optimizer=sgd"}},
       {"sgd_nesterov", "true", Kind::images, {"optimizer=sgd"}},
       {"sgd_weight_decay", "0.1", Kind::images, {"optimizer=sgd"}},
@@ -529,6 +581,7 @@ const std::vector<Row>& rows() {
       {"opt_enable_grad_clipping", "true"},
       {"opt_enable_grad_global_norm_clipping", "true", Kind::images, kSdxl},
       {"low_precision_update", "round_to_nearest", Kind::images, {"weights_dtype=bfloat16"}},
+      {"moments_dtype", "bfloat16"},
       {"ema_decay", "0.9"},
       {"text_encoder_learning_rate",
        "1e-3",
@@ -550,6 +603,7 @@ const std::vector<Row>& rows() {
       {"eval_data_dir", "{world}/images", Kind::images, kEvaluates},
       {"timesteps_list", "[1, 900]", Kind::images, kEvaluates},
       {"eval_max_number_of_samples_in_bucket", "1", Kind::images, kEvaluates},
+      {"eval_seed", "1", Kind::images, kEvaluates},
       {"metrics_file", "{out}/metrics.jsonl"},
       {"write_metrics", "false"},
       {"gcs_metrics", "true"},
@@ -583,6 +637,40 @@ const std::vector<Row>& rows() {
       {"guidance_rescale", "0.5", Kind::generate},
       {"cfg_normalization", "0.5", Kind::generate},
       {"cfg_truncation", "0.2", Kind::generate},
+      {"only_image", "1", Kind::generate, {"num_images_per_prompt=2"}},
+      {"prompt_syntax", "a1111", Kind::generate},
+      {"dynamic_prompts", "true", Kind::generate, {"prompt=a {heart|red heart}"}},
+      {"wildcards_dir", "{world}/images", Kind::generate, {"prompt=a __4__", "dynamic_prompts=true"}},
+      {"prompt_file", "{world}/images/4.txt", Kind::generate},
+      {"lora_dir", "{world}/images", Kind::generate, {}, kNamed},
+      {"xy", "steps:2,3", Kind::generate},
+      {"guidance_method", "apg", Kind::generate},
+      {"guidance_interval", "[0, 0.5]", Kind::generate},
+      {"apg_eta", "0.5", Kind::generate, {"guidance_method=apg"}},
+      {"apg_norm_threshold", "0.01", Kind::generate, {"guidance_method=apg"}},
+      {"apg_momentum", "-0.5", Kind::generate, {"guidance_method=apg", "apg_norm_threshold=0"}},
+      {"cfg_zero_init_steps", "0", Kind::generate, {"guidance_method=cfg_zero"}},
+      {"cfg_pp_lambda", "0.9", Kind::generate, {"guidance_method=cfg_pp", "scheduler=euler"}},
+      {"pag_scale", "3", Kind::generate},
+      {"pag_adaptive_scale", "0.01", Kind::generate, {"pag_scale=3"}},
+      {"pag_applied_layers", "[attn1]", Kind::generate, {"pag_scale=3"}},
+      {"skip_layer_guidance_scale",
+       "3",
+       Kind::generate_video,
+       {"skip_layer_guidance_layers=0", "skip_layer_guidance_start=0", "skip_layer_guidance_stop=1"}},
+      {"skip_layer_guidance_start",
+       "0.8",
+       Kind::generate_video,
+       {"skip_layer_guidance_layers=0", "skip_layer_guidance_scale=3", "skip_layer_guidance_stop=1"}},
+      {"skip_layer_guidance_stop",
+       "1",
+       Kind::generate_video,
+       {"skip_layer_guidance_layers=0", "skip_layer_guidance_scale=3", "skip_layer_guidance_start=0"}},
+      {"skip_layer_guidance_layers",
+       "1",
+       Kind::generate_video,
+       {"skip_layer_guidance_layers=0", "skip_layer_guidance_scale=3", "skip_layer_guidance_stop=1"}},
+      {"freeu", "[0.9, 0.2, 1.5, 1.6]", Kind::generate},
       {"num_inference_steps", "3", Kind::generate},
       {"scan_diffusion_loop", "true", Kind::generate_video},
       {"num_images_per_prompt", "2", Kind::generate},
@@ -597,6 +685,14 @@ const std::vector<Row>& rows() {
       {"clip_skip", "1", Kind::generate},
       {"image", "{world}/images/1.png", Kind::generate_video, kI2v + Words{"image={world}/images/0.png"}},
       {"image_url", "{world}/images/1.png", Kind::generate_video, kI2v + Words{"image_url={world}/images/0.png"}},
+      {"strength", "1", Kind::generate, {"image={world}/images/0.png"}},
+      {"mask_image", "{world}/images/1.png", Kind::generate, {"image={world}/images/0.png"}},
+      {"mask_grow", "3", Kind::generate, kMasked},
+      {"mask_blur", "3", Kind::generate, kMasked},
+      {"padding_mask_crop", "2", Kind::generate, kMasked},
+      {"outpaint", "2,0,4,0", Kind::generate, {"image={world}/images/0.png"}},
+      {"hires_scale", "2", Kind::generate, {"num_inference_steps=4"}},
+      {"hires_strength", "1", Kind::generate, {"hires_scale=2", "num_inference_steps=4"}},
       {"last_image",
        "{world}/images/1.png",
        Kind::generate_video,
@@ -639,7 +735,7 @@ const std::vector<Row>& rows() {
   return all;
 }
 
-/// Keys of which any value gives the same, so that a message names any other than the default.
+/// Keys without effect: a message names any value other than the default.
 const std::vector<std::pair<const char*, const char*>> kOfTheReference = {
     {"jit_initializers", "false"},
     {"from_pt", "false"},
@@ -715,7 +811,7 @@ TEST_P(EachKey, ActsWhereItIsRead) {
 INSTANTIATE_TEST_SUITE_P(Rows, EachKey, testing::ValuesIn(rows()),
                          [](const auto& row) { return std::string(row.param.key); });
 
-/// What does nothing and needs no message.
+/// Keys that have no effect in these kinds of runs and need no message.
 const std::vector<std::tuple<const char*, std::set<Kind>, const char*>> kExceptions = {
     {"mesh_axes", {}, "an axis of size 1 may be left out, which changes nothing"},
     {"run_name", {Kind::generate, Kind::generate_video}, "says where the run's checkpoints are, and there are none"},
@@ -725,14 +821,14 @@ const std::vector<std::tuple<const char*, std::set<Kind>, const char*>> kExcepti
     {"opt_enable_grad_global_norm_clipping", {}, "asks for what models with one text encoder always do"},
 };
 
-/// In a run of each kind as it is: what does nothing there is named.
+/// In a default run of each kind: keys without effect must be named.
 class EveryKey : public testing::TestWithParam<Kind> {};
 
 TEST_P(EveryKey, ActsOrIsNamed) {
   for (const Row& row : rows()) {
-    if (row.says == kPace || (row.kind == GetParam() && row.with.empty())) continue;  // known from above
-    const Words own = base(GetParam());
-    if (std::ranges::count(own, std::string(row.key) + "=" + row.value) > 0) continue;
+    if (row.says == kPace || (row.kind == GetParam() && row.with.empty())) continue;  // tested above
+    const Words words = base(GetParam());
+    if (std::ranges::count(words, std::string(row.key) + "=" + row.value) > 0) continue;
     if (std::ranges::any_of(kExceptions, [&](const auto& e) {
           return std::get<0>(e) == std::string(row.key) &&
                  (std::get<1>(e).empty() || std::get<1>(e).contains(GetParam()));
@@ -771,7 +867,7 @@ TEST(Keys, OfShiftsAndBetasAreNamedOnVideos) {
 }
 
 TEST(Keys, OfAFileThatAreIgnoredTakeFewLines) {
-  const auto said = [](const std::string& yaml, const Words& words) {
+  const auto message = [](const std::string& yaml, const Words& words) {
     const RunConfig c =
         RunConfig::from_source(ConfigSource::from_text(yaml, filled(base(Kind::images) + words, world().path())));
     const TrainingRequest r = training_request(c);
@@ -781,20 +877,23 @@ TEST(Keys, OfAFileThatAreIgnoredTakeFewLines) {
     return testing::internal::GetCapturedStderr();
   };
   const std::string five = "{max_grad_value: 2, lr_power: 2, lora_rank: 8, vae_kl_weight: 0, magcache_K: 3, ";
-  std::string log = said(five + "lora_alpha: 2}", {"lr_num_cycles=3"});
+  std::string log = message(five + "lora_alpha: 2}", {"lr_num_cycles=3"});
   EXPECT_EQ(std::ranges::count(log, '\n'), 6) << log;
   EXPECT_NE(log.find("lora_rank, lora_alpha are ignored: no LoRA is trained"), log.npos) << log;
   const std::string six = five + "profiler_steps: 3}";
-  log = said(six, {"lr_num_cycles=3"});
+  log = message(six, {"lr_num_cycles=3"});
   EXPECT_EQ(std::ranges::count(log, '\n'), 2) << log;
-  EXPECT_NE(log.find("lr_num_cycles is ignored: only lr_scheduler=cosine_with_restarts reads it"), log.npos) << log;
+  EXPECT_NE(
+      log.find("lr_num_cycles is ignored: only lr_scheduler=cosine_with_restarts and warmup_stable_decay read it"),
+      log.npos)
+      << log;
   EXPECT_NE(
       log.find("6 keys of the config are ignored in this run: max_grad_value, lr_power, vae_kl_weight, lora_rank, "
                "profiler_steps, magcache_K (MAXDIFFUSION_LOG=debug prints why)"),
       log.npos)
       << log;
   set_log_level(LogLevel::debug);
-  log = said(six, {});
+  log = message(six, {});
   set_log_level(LogLevel::info);
   EXPECT_EQ(std::ranges::count(log, '\n'), 7) << log;
   EXPECT_NE(log.find("magcache_K is ignored: use_magcache=false"), log.npos) << log;
@@ -807,8 +906,8 @@ TEST(Keys, OfTheQuickstartsAreAllRead) {
     const TrainingRequest r = training_request(c);
     const ModelComponents m(r.components);
     for (const char* command : {"train", "generate"}) r.rules.warn_of_ignored(m.opened(), command);
-    const std::string said = testing::internal::GetCapturedStderr();
-    EXPECT_EQ(said.find("ignored"), said.npos) << file << "\n" << said;
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(log.find("ignored"), log.npos) << file << "\n" << log;
   }
 }
 
@@ -827,26 +926,26 @@ TEST(KeysOfTheReference, ChangeNoProgramNoStateAndNoFileAndAreNamed) {
   }
   const Outcome after = done(Kind::images, changed);
   for (const std::string& word : changed) EXPECT_TRUE(names(after.log, word.substr(0, word.find('=')))) << word;
-  EXPECT_EQ(after.made, known(done, Kind::images, {}).made);  // programs, weights and metrics, to the bit
+  EXPECT_EQ(after.made, known(done, Kind::images, {}).made);  // programs, weights and metrics are equal to the bit
   EXPECT_EQ(traced(Kind::images, kTensor + changed).made, traced(Kind::images, kTensor).made);
   EXPECT_EQ(done(Kind::generate, changed).made, known(done, Kind::generate, {}).made);
-  // Whatever enable_jax_named_scopes says, operations carry the paths of their layers.
+  // Operations carry their layers' paths for any value of enable_jax_named_scopes.
   const std::string text = known(traced, Kind::images, {}).made.at("unet");
   for (const char* path : {"down_blocks.0", "up_blocks.1"}) EXPECT_NE(text.find(path), text.npos) << path;
 }
 
-// ---- by number
+// ---- numeric
 
-/// The first moments of a run's first update, which are 0.1 of the gradients, and what is said.
+/// The first moments after a run's first update, which are 0.1 times the gradients, and its log.
 struct FirstUpdate {
   std::map<std::string, std::vector<double>> gradients;
-  double norm = 0, reported = 0;  // of these gradients; in the metrics, before clipping
+  double norm = 0, reported = 0;  // norm of `gradients`; norm in the metrics, before clipping
   std::string log;
 };
-FirstUpdate first_update(const Words& more) {
+FirstUpdate first_update(const Words& extra) {
   const TemporaryFolder out;
   Words words = {"max_train_steps=1"};
-  words.insert(words.end(), more.begin(), more.end());
+  words.insert(words.end(), extra.begin(), extra.end());
   FirstUpdate u;
   u.log =
       watched(Kind::images, words, out.path(), [](const RunConfig& c, Outcome&) { train(training_request(c)); }).log;
@@ -887,7 +986,7 @@ TEST(Lora, MetadataNamesTheOptimizerAsKohyaDoes) {
   }
 }
 
-// max_grad_norm and max_grad_value, each with its switch and without it.
+// max_grad_norm and max_grad_value, each with and without its switch.
 // S2-36, S4-36
 TEST(Clipping, FollowsItsSwitchesByNumber) {
   const Words sdxl = {"pretrained_model_name_or_path=" + kGoldens + "pipelines/sdxl", "max_grad_norm=0.01",
@@ -909,7 +1008,7 @@ TEST(Clipping, FollowsItsSwitchesByNumber) {
       ASSERT_NEAR(by_value.gradients.at(name)[i], std::clamp(gradients[i], -0.001, 0.001), 1e-8) << name;
   EXPECT_FALSE(names(by_value.log, "max_grad_value"));
 
-  // Models with one text encoder are clipped by norm always.
+  // Models with one text encoder are always clipped by norm.
   const FirstUpdate always = first_update({"max_grad_norm=0.01"});
   EXPECT_GT(always.reported, 0.02);
   EXPECT_NEAR(always.norm, 0.01, 1e-7);

@@ -1,4 +1,4 @@
-// The layering rule, checked: docs/design.md grants, includes and cmake/modules.cmake must stay within.
+// Checks the layering rule: includes and cmake/modules.cmake must stay within the table of docs/design.md.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -44,7 +44,7 @@ Table granted(const std::string& markdown) {
   return table;
 }
 
-/// Everything `module` may include: itself, its grants, and theirs.
+/// Everything `module` may include: itself, its direct grants, and theirs.
 Names reach(const Table& table, const std::string& module) {
   Names seen = {module};
   for (std::vector<std::string> todo = {module}; !todo.empty();) {
@@ -67,7 +67,7 @@ Names included(const std::string& text) {
   return names;
 }
 
-/// Grants of `module` that none of its files includes; `files`: what each of them includes.
+/// Grants of `module` that none of its files uses; `files`: the modules included by each file.
 Names unused(const Table& table, const std::string& module, const std::vector<Names>& files) {
   Names left = table.at(module);
   for (const Names& file : files)
@@ -75,7 +75,7 @@ Names unused(const Table& table, const std::string& module, const std::vector<Na
   return left;
 }
 
-/// Lines of one file of `module` that include what they may not, as "module/…: includes …".
+/// Forbidden includes of one file of `module`, as "module/…: includes …".
 std::vector<std::string> violations(const Table& table, const std::string& module, const std::string& file,
                                     const std::string& text) {
   std::vector<std::string> found;
@@ -171,11 +171,11 @@ TEST(Layering, CMakeLinksWhatTheTableGrants) {
   for (const auto& [module, grants] : table) EXPECT_EQ(reach(linked, module), reach(table, module)) << module;
 }
 
-// The checks above can fail.
+// The checks above must be able to fail.
 
 const Table kSample = {{"base", {}}, {"graph", {"base"}}, {"ops", {"graph"}}, {"pjrt", {"base"}}};
 
-/// Lines of code, comments aside, that name a family of models or one of its classes.
+/// Lines of code, without comments, that name a model family or one of its classes.
 std::vector<std::string> names_of_families(const std::string& source, const std::string& where) {
   static const std::regex family(
       "sdxl|stable.?diffusion|unet2d|unet.?config|vae.?config|autoencoder.?kl|clip.?text|clip.?token|controlnet(config|"
@@ -205,7 +205,7 @@ TEST(Layering, TrainingAndSamplingNameNoFamily) {
     }
 }
 
-/// Lines of a source above settings/ that copy the config: it is handed down by reference, and nothing edits it.
+/// Lines of a source above settings/ that copy the config: it must be passed by const reference.
 std::vector<std::string> copies_of_config(const std::string& source, const std::string& path) {
   static const std::regex copy(R"(\bRunConfig \w+\s*(,|\)|;|=|\{))"),
       made(R"(\bRunConfig \w+ = (md::)?(config_of|RunConfig::load)\()");
@@ -219,8 +219,8 @@ std::vector<std::string> copies_of_config(const std::string& source, const std::
 
 TEST(Layering, TheConfigEndsWithTheRequestsThatAreMadeOfIt) {
   static const std::regex named(R"(\bRunConfig\b)");
-  // Commands read one and make a request of it (settings/requests.h), which is what everything else is given. The page
-  // of keys prints its defaults.
+  // Commands read a config and turn it into a request (settings/requests.h), which all other code receives. The page of
+  // keys prints its defaults.
   const Names may = {"commands/command.h", "commands/command.cc", "commands/key_reference.cc"};
   for (const auto& file : fs::recursive_directory_iterator(kRoot / "maxdiffusion")) {
     const std::string name = fs::relative(file.path(), kRoot / "maxdiffusion");

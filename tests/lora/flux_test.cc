@@ -1,5 +1,5 @@
-// LoRA files of Flux, whose original tensors are several weights each: every layout changes weights as diffusers'
-// loader does, and what is written for other programs comes back. tools/golden/flux_files.py writes the files.
+// LoRA files of Flux, whose original tensors combine several weights: every layout changes weights as diffusers' loader
+// does, and files written for other programs can be read back. tools/golden/flux_files.py writes the files.
 #include <gtest/gtest.h>
 
 #include "maxdiffusion/base/error.h"
@@ -27,7 +27,7 @@ struct FluxLora : LoraOverZeros {
     trace_flux_transformer(Scope(graph, params, "transformer"), transformer);
     trace_clip_text(Scope(graph, params, "text_encoder"), ClipTextConfig::from_json(config("text_encoder")));
   }
-  /// What diffusers changes, by the record's beginning: "all" of the transformer.
+  /// Weight changes recorded from diffusers under the prefix `beginning`: "all" is the transformer.
   static HostArrays recorded(const std::string& beginning, const std::string& component, HostArrays out = {}) {
     const SafetensorsReader file = SafetensorsReader::open(lora_path("changes"));
     for (const auto& [name, array] : file.tensors())
@@ -90,7 +90,7 @@ TEST_F(FluxLora, PartsOfATensorRoundTrip) {
     some.pairs["transformer"][path] = lora.pairs.at("transformer").at(path);
   }
   auto& first = some.pairs.at("transformer").begin()->second;
-  first.alpha = 2;  // another strength than the other's
+  first.alpha = 2;  // another strength than to_v's
   write_comfyui_lora(folder / "some.safetensors", some, names);
   const LoraFile back = read(folder / "some.safetensors");
   ASSERT_EQ(back.pairs.at("transformer").size(), 2U);

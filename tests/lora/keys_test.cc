@@ -1,4 +1,4 @@
-// The keys of LoRA, as files and command lines give them.
+// The LoRA keys as config files and command lines set them.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -48,7 +48,7 @@ TEST_F(LoraKeyTest, NameFilesAndScalesOnTheCommandLine) {
 TEST_F(LoraKeyTest, UnderstandTheReferencesMapping) {
   file("hyper/Hyper-SDXL-2steps-lora.safetensors");
   file("own/pytorch_lora_weights.safetensors");
-  const std::string more = file("more.safetensors");
+  const std::string extra = file("more.safetensors");
   const auto chosen = chosen_loras(parsed(
       "lora_config: {\n  lora_model_name_or_path: ['" + (folder / "hyper") + "', '" + (folder / "own") + "'],\n" + R"(
   weight_name: ["Hyper-SDXL-2steps-lora.safetensors", ""],
@@ -56,18 +56,18 @@ TEST_F(LoraKeyTest, UnderstandTheReferencesMapping) {
   scale: [0.7, 2],
   from_pt: ["True", true]
 })",
-      {"lora_files=" + more}));
+      {"lora_files=" + extra}));
   ASSERT_EQ(chosen.size(), 3u);
   EXPECT_EQ(chosen[0].path, folder / "hyper/Hyper-SDXL-2steps-lora.safetensors");
   EXPECT_EQ(chosen[0].scale, 0.7);
   EXPECT_EQ(chosen[1].path, folder / "own/pytorch_lora_weights.safetensors");
   EXPECT_EQ(chosen[1].scale, 2);
-  EXPECT_EQ(chosen[2].path, more);
+  EXPECT_EQ(chosen[2].path, extra);
   EXPECT_TRUE(chosen_loras(parsed(R"(lora_config: {lora_model_name_or_path: [], weight_name: [], adapter_name: [],
     scale: [], from_pt: []})"))
                   .empty());
-  // S2-99, S2-102: one for each file, and said to change nothing.
-  const std::string one = "lora_config: {lora_model_name_or_path: ['" + more + "'], ";
+  // S2-99, S2-102: one entry per file, and a warning that it has no effect.
+  const std::string one = "lora_config: {lora_model_name_or_path: ['" + extra + "'], ";
   EXPECT_NE(refusal(one + "rank: [4, 8]}").find("rank has 2 entries, lora_model_name_or_path has 1"),
             std::string::npos);
   EXPECT_NE(refusal(one + "rank: ['a']}").find("rank holds \"a\", expected whole numbers"), std::string::npos);
@@ -76,9 +76,9 @@ TEST_F(LoraKeyTest, UnderstandTheReferencesMapping) {
   const std::string named = one + "rank: [4]}";
   testing::internal::CaptureStderr();
   EXPECT_EQ(chosen_loras(parsed(named)).size(), 1u);
-  EXPECT_NE(testing::internal::GetCapturedStderr().find("lora_config: rank has no effect"), std::string::npos);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("lora_config: rank is ignored"), std::string::npos);
   EXPECT_TRUE(chosen_loras(parsed(named, {"enable_lora=false"})).empty());
-  EXPECT_EQ(chosen_loras(parsed(named, {"enable_lora=false", "lora_files=" + more})).size(), 1u);
+  EXPECT_EQ(chosen_loras(parsed(named, {"enable_lora=false", "lora_files=" + extra})).size(), 1u);
 }
 
 // S2-99, S2-101
@@ -99,7 +99,7 @@ TEST_F(LoraKeyTest, NameFilesOfTwoDenoisers) {
   EXPECT_EQ(chosen[2].scale, 0.5);
   EXPECT_FALSE(chosen[3].denoiser.has_value());
   EXPECT_EQ(chosen_loras(parsed(config, {"enable_lora=true"})).size(), 3u);
-  // What is turned off is not looked for either.
+  // Disabled files are not looked for.
   EXPECT_TRUE(
       chosen_loras(parsed("lora_config: {lora_model_name_or_path: ['absent']}", {"enable_lora=false"})).empty());
   EXPECT_NE(refusal("lora_config: {lora_model_name_or_path: ['" + (folder / "more") +
@@ -147,10 +147,10 @@ TEST_F(LoraKeyTest, SayWhatIsTrained) {
   EXPECT_EQ(plain.rank, 8);
   EXPECT_EQ(plain.alpha, 8);
   EXPECT_EQ(plain.targets, some);
-  const LoraConfig given =
+  const LoraConfig config =
       training_lora(parsed("", {"lora_rank=4", "lora_alpha=2", "lora_target_modules=to_q, conv1"}), some);
-  EXPECT_EQ(given.alpha, 2);
-  EXPECT_EQ(given.targets, (std::vector<std::string>{"to_q", "conv1"}));
+  EXPECT_EQ(config.alpha, 2);
+  EXPECT_EQ(config.targets, (std::vector<std::string>{"to_q", "conv1"}));
   EXPECT_NE(message_of([&] { training_lora(parsed("lora_rank: 0"), some); }).find("lora_rank 0"), std::string::npos);
   EXPECT_NE(message_of([&] { training_lora(parsed("lora_alpha: -1"), some); }).find("lora_alpha -1"),
             std::string::npos);

@@ -1,4 +1,4 @@
-// Thin matrices against the singular values of matrices that were made of known ones.
+// Low-rank factors compared with the singular values of matrices constructed from known ones.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -8,9 +8,10 @@
 namespace md {
 namespace {
 
-/// A matrix [rows, columns] whose singular values are `values`: sums of outer products of the columns of two rotations.
+/// A matrix [rows, columns] with singular values `values`: a sum of outer products of columns of two orthogonal
+/// matrices.
 HostArray with_singular_values(int64_t rows, int64_t columns, const std::vector<double>& values) {
-  auto axis = [](int64_t n, size_t k, int64_t i) {  // the rows of a cosine transform are orthonormal
+  auto axis = [](int64_t n, size_t k, int64_t i) {  // rows of a cosine transform are orthonormal
     const double scale = std::sqrt((k == 0 ? 1.0 : 2.0) / static_cast<double>(n));
     return scale * std::cos(M_PI * (static_cast<double>(i) + 0.5) * static_cast<double>(k) / static_cast<double>(n));
   };
@@ -25,7 +26,7 @@ HostArray with_singular_values(int64_t rows, int64_t columns, const std::vector<
   return m;
 }
 
-/// up·down, [out, the rest].
+/// up·down as [out, all other dims].
 std::vector<double> product(const HostArray& down, const HostArray& up) {
   const std::vector<double> a = down.to_doubles(), b = up.to_doubles();
   const size_t r = static_cast<size_t>(down.dims()[0]), rest = a.size() / r, out = b.size() / r;
@@ -47,12 +48,12 @@ TEST(LowRank, NearestMatricesKeepTheLargestSingularValues) {
     const HostArray change = with_singular_values(rows, columns, {5, 3, 2, 1});
     const LowRankFactors two = truncated_svd(change, 2);
     EXPECT_EQ(two.rank(), 2);
-    EXPECT_NEAR(two.kept, (25.0 + 9) / (25 + 9 + 4 + 1), 1e-6);
+    EXPECT_NEAR(two.explained_variance, (25.0 + 9) / (25 + 9 + 4 + 1), 1e-6);
     expect_near(product(two.down, two.up), with_singular_values(rows, columns, {5, 3}));
-    // More than there are: all of it, and no more.
+    // A rank above the matrix's: all of it, and no more.
     const LowRankFactors all = truncated_svd(change, 6);
     EXPECT_EQ(all.rank(), 4);
-    EXPECT_NEAR(all.kept, 1, 1e-6);
+    EXPECT_NEAR(all.explained_variance, 1, 1e-6);
     expect_near(product(all.down, all.up), change);
   }
   EXPECT_EQ(truncated_svd(with_singular_values(4, 4, {0}), 2).rank(), 1);
@@ -67,7 +68,7 @@ TEST(LowRank, ConvolutionsHaveTheSizesOfTheirLayer) {
 }
 
 TEST(LowRank, ResizedMatricesKeepTheLargestSingularValues) {
-  // The product of these is known by its singular values, the matrices themselves are not balanced.
+  // The product has known singular values; the factors themselves are scaled differently.
   const HostArray change = with_singular_values(8, 10, {6, 4, 2, 1});
   const LowRankFactors whole = truncated_svd(change, 4);
   HostArray up(whole.up.shape()), down(whole.down.shape());
@@ -76,14 +77,14 @@ TEST(LowRank, ResizedMatricesKeepTheLargestSingularValues) {
   const LoraPair pair{down, up, 4};
   const LowRankFactors two = resized(pair, 2);
   EXPECT_EQ(two.rank(), 2);
-  EXPECT_NEAR(two.kept, (36.0 + 16) / (36 + 16 + 4 + 1), 1e-6);
+  EXPECT_NEAR(two.explained_variance, (36.0 + 16) / (36 + 16 + 4 + 1), 1e-6);
   expect_near(product(two.down, two.up), with_singular_values(8, 10, {6, 4}));
-  // By energy: 52 of 57 is 0.912, 56 of 57 is 0.982.
+  // Explained variance: 52 of 57 is 0.912, 56 of 57 is 0.982.
   EXPECT_EQ(resized(pair, 4, 0.91).rank(), 2);
   EXPECT_EQ(resized(pair, 4, 0.92).rank(), 3);
   EXPECT_EQ(resized(pair, 2, 0.99).rank(), 2);
   expect_near(product(resized(pair, 4).down, resized(pair, 4).up), change);
-  // A rank above the sizes of the layer is no hindrance.
+  // A rank larger than the layer's dims is allowed.
   const HostArray narrow = with_singular_values(2, 3, {3, 1});
   LoraPair wide{HostArray(Shape{DType::f32, {5, 3}}), HostArray(Shape{DType::f32, {2, 5}}), 5};
   std::ranges::fill(wide.down.mutable_view<float>(), 0.0f);

@@ -1,4 +1,4 @@
-// The tiny models of tests/golden as a pipeline has them, with the LoRA matrices of tests/golden/lora/files.*.
+// The tiny models of tests/golden as a pipeline holds them, with the LoRA matrices of tests/golden/lora/files.*.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ namespace md {
 /// Component → folder under tests/golden, for "sdxl" and "sd15".
 std::map<std::string, std::string> components_of(const std::string& which);
 
-/// What LoRA files call them: by published names alone, and by the original model's too.
+/// Names in LoRA files: kUnet only has the published ones, lora_names_of() also the original model's.
 inline const LoraNames kUnet = {.denoisers = {"unet"}};
 LoraNames lora_names_of(const std::string& which);
 
@@ -28,7 +28,7 @@ struct TracedModels {
 };
 TracedModels traced_models(const std::string& which, const ScopeOptions& options = {});
 
-/// A model of a case; the inputs and outputs of the case by their names.
+/// Runs a model of a case; returns the case's outputs by name.
 NamedTensors run_model(const Scope& s, const nlohmann::json& config, NamedTensors& inputs);
 
 /// One layout as diffusers loads it: see tools/golden/lora.py.
@@ -39,15 +39,15 @@ struct Layout {
 inline void PrintTo(const Layout& l, std::ostream* os) { *os << l.which << "/" << l.name; }
 std::vector<Layout> recorded_layouts();
 Layout recorded_layout(const std::string& which, const std::string& name);
-/// Writes the layout's file, with matrices of this type, and returns its path.
+/// Writes the layout's file with matrices of this type, and returns its path.
 std::string write_layout(const Layout& layout, const std::string& folder, DType dtype = DType::f32);
-/// "unet/conv_in/down" → the matrix, f32.
+/// Maps "unet/conv_in/down" to the matrix, f32.
 HostArrays recorded_matrices(const std::string& which);
 
-/// A message of the error that f throws, with notes; "no error".
+/// Message and notes of the error that f throws; "no error" if it throws none.
 std::string message_of(const std::function<void()>& f);
 
-/// Models whose weights are zeros: what is merged into them is what a file adds.
+/// Models with all-zero weights: after merging, the weights are what a file adds.
 struct LoraOverZeros : testing::Test {
   Graph graph;
   ParamTable params;
@@ -55,9 +55,9 @@ struct LoraOverZeros : testing::Test {
   TemporaryFolder folder;
 
   LoraFile read(const std::string& path) const { return read_lora(path, LoraTargets(params, names)); }
-  /// By input name, of the parameters that the file changes.
+  /// Parameters that the file changes, by input name.
   HostArrays changes(const LoraFile& lora) const;
-  /// The layers that both have pairs for are the same, with equal numbers.
+  /// Expects pairs for the same layers, with equal values.
   static void expect_equal(const LoraFile& a, const LoraFile& b);
 };
 

@@ -1,5 +1,5 @@
-// LoRA training as a scope, against PEFT's layers in diffusers' and transformers' models: outputs, and gradients of the
-// matrices.
+// LoRA training as a scope, compared with PEFT's layers in models of diffusers and transformers: outputs and gradients
+// of the LoRA matrices.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ std::string parameter(const std::string& name) {
 struct LoraCase {
   ModelCase model;
   LoraConfig config;
-  HostArrays base_outputs;  // without matrices
+  HostArrays base_outputs;  // without LoRA
 };
 
 LoraCase lora_case(const std::string& name) {
@@ -58,7 +58,7 @@ Forward with_lora(const LoraConfig& config) {
   };
 }
 
-/// run_case() that keeps what the case has: gradients of matrices, recorded outputs.
+/// Calls run_case() and keeps what the case records: gradients of matrices, outputs.
 ModelRun run(const LoraCase& c, const ScopeOptions& options) {
   ModelRun r = run_case(c.model, with_lora(c.config), options);
   std::erase_if(r.grads, [&](const auto& g) { return !c.model.grads.contains(g.first); });
@@ -66,7 +66,7 @@ ModelRun run(const LoraCase& c, const ScopeOptions& options) {
   return r;
 }
 
-/// All arrays as one, so that small ones, which bf16 disturbs most, count by their size.
+/// Concatenates all arrays, so that small ones, which bf16 affects most, count by their size.
 HostArrays joined(const HostArrays& arrays) {
   std::vector<float> all;
   for (const auto& [name, a] : arrays)
@@ -82,7 +82,7 @@ struct Variant {
 };
 void PrintTo(const Variant& v, std::ostream* os) { *os << v.name; }
 
-/// Every layer of the base; the matrices are no part of it.
+/// Quantizes every layer of the base model; LoRA matrices are not quantized.
 ScopeOptions over_int8() {
   QuantizationKeys keys;
   keys.use_qwix_quantization = true;
@@ -104,11 +104,11 @@ TEST_P(LoraTraining, GivesTheOutputsAndGradientsOfPeft) {
   EXPECT_LE(all, GetParam().all_gradients);
 }
 
-// In bf16 twice what PyTorch's own runs are from its float64 run (tools/golden/lora.py prints them under autocast):
-// 0.0071, 0.017 and 0.0085 for the text encoder. Of the UNet PyTorch is 0.015, 0.15 and 0.038 away under autocast and
-// 0.031, 0.30 and 0.11 where all is bf16, as it is here; its bounds are 2.5 times these at most, since processors that
-// multiply bf16 as it is also round the probabilities of attention, and are a fifth further away (0.61 and 0.22 beside
-// 0.50 and 0.14). Quantized weights are off by about a percent a layer.
+// In bf16 the tolerance is twice the distance of PyTorch's runs from its float64 run (tools/golden/lora.py prints them
+// under autocast): 0.0071, 0.017 and 0.0085 for the text encoder. For the UNet, PyTorch is 0.015, 0.15 and 0.038 away
+// under autocast and 0.031, 0.30 and 0.11 with everything in bf16, as here; its tolerances are at most 2.5 times these,
+// because processors with bf16 products also round attention probabilities and are a fifth further away (0.61 and 0.22
+// instead of 0.50 and 0.14). Quantized weights have an error of about one percent per layer.
 INSTANTIATE_TEST_SUITE_P(
     Models, LoraTraining,
     testing::Values(
@@ -118,7 +118,7 @@ INSTANTIATE_TEST_SUITE_P(
         Variant{"Convolutions", "unet_plain", {}}, Variant{"TextEncoder", "clip_projection", {}},
         Variant{"TextEncoderInBf16", "clip_projection", {.activations = DType::bf16}, 0.014, 0.034, 0.017},
         Variant{"ScannedInBf16", "unet_no_mid", {.activations = DType::bf16, .scan_layers = true}, 0.05, 0.75, 0.25},
-        // 127 steps to a row's largest magnitude are several times as coarse as bf16 above.
+        // 127 steps up to a row's largest magnitude are several times coarser than bf16 above.
         Variant{"OverQuantizedWeights", "unet_no_mid", over_int8(), 0.1, 1.2, 0.5}),
     [](const auto& info) { return info.param.name; });
 
@@ -132,7 +132,7 @@ struct Traced {
   }
 };
 
-/// Weights and matrices of the case as values of the table.
+/// Weights and LoRA matrices of the case as values of the table.
 LoraFile file_of(const LoraCase& c) {
   LoraFile f{.name = "golden"};
   for (const auto& [path, a] : c.model.weights)
@@ -248,9 +248,11 @@ TEST(LoraScope, RefusesMatricesThatDoNotFitTheRun) {
 TEST(LoraScope, NamesTargetsWithoutALayer) {
   const LoraCase c = lora_case("unet_plain");
   const Traced t(c);
-  check_lora_targets(c.config.targets, t.params);
+  check_lora_targets(c.config.targets, c.config, t.params);
   // Ends of names count from a dot; norms have no matrices.
-  const std::string message = message_of([&] { check_lora_targets({"conv2", "onv2", "norm1", "to_q"}, t.params); });
+  const std::string message = message_of([&] {
+    check_lora_targets({"conv2", "onv2", "norm1", "to_q"}, c.config, t.params);
+  });
   EXPECT_TRUE(contains(message, "called onv2, norm1, to_q")) << message;
 }
 

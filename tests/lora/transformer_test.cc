@@ -1,5 +1,5 @@
-// LoRA files for transformers: names that the original program gives, differences of whole parameters, and two
-// denoisers that share all names.
+// LoRA files for transformers: names of the original program, differences of whole parameters, and two denoisers that
+// share all names.
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -21,7 +21,7 @@ using nlohmann::json;
 
 bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
-/// 1/8, 2/8, … in a shape.
+/// An array with the values 1/8, 2/8, ….
 HostArray counted(const Dims& dims) {
   HostArray out(Shape{DType::f32, dims});
   float n = 0;
@@ -29,7 +29,7 @@ HostArray counted(const Dims& dims) {
   return out;
 }
 
-/// Two transformers of the same sizes, whose weights are zeros: merged, they are what files add.
+/// Two transformers of the same sizes with all-zero weights: after merging, the weights are what files add.
 struct TransformerLora : testing::Test {
   Graph graph;
   ParamTable params;
@@ -67,7 +67,7 @@ struct TransformerLora : testing::Test {
                          const std::string& up = "lora_B") {
     return {{module + "." + down + ".weight", counted({2, 8})}, {module + "." + up + ".weight", counted({8, 2})}};
   }
-  /// Component and path of the only weight that a file has matrices for.
+  /// Component and path of the only weight for which a file has matrices.
   static std::string only(const LoraFile& f) {
     if (f.pairs.size() != 1 || f.pairs.begin()->second.size() != 1) return summary(f);
     return f.pairs.begin()->first + "/" + f.pairs.begin()->second.begin()->first;
@@ -88,8 +88,8 @@ TEST_F(TransformerLora, IsFoundByEveryName) {
     EXPECT_EQ(only(read(pair(module), {{"component", "transformer_2"}})), "transformer_2/" + path) << module;
     EXPECT_EQ(only(read(pair(module), {{"component", "transformer_2"}}, "transformer")), "transformer/" + path);
   }
-  for (const char* asked : {"", "transformer", "transformer_2"})
-    EXPECT_EQ(only(read(pair("transformer_2.blocks.1.attn2.to_out.0"), {}, asked)), "transformer_2/" + path);
+  for (const char* requested : {"", "transformer", "transformer_2"})
+    EXPECT_EQ(only(read(pair("transformer_2.blocks.1.attn2.to_out.0"), {}, requested)), "transformer_2/" + path);
   EXPECT_TRUE(contains(refusal(pair("transformer_3.blocks.1.attn2.to_out.0")), "have no place"));
   EXPECT_TRUE(contains(refusal(pair("diffusion_model.blocks.2.cross_attn.o")), "have no place"));
 }
@@ -97,9 +97,9 @@ TEST_F(TransformerLora, IsFoundByEveryName) {
 TEST_F(TransformerLora, TakesItsAlphaFromTheMetadataOfEitherDenoiser) {
   const std::map<std::string, std::string> metadata = {
       {"lora_adapter_metadata", R"({"transformer.r": 2, "transformer.lora_alpha": 6})"}};
-  for (const char* asked : {"transformer", "transformer_2"}) {
-    const LoraFile f = read(pair("transformer.blocks.1.attn2.to_out.0"), metadata, asked);
-    EXPECT_EQ(f.pairs.at(asked).begin()->second.alpha, 6);
+  for (const char* requested : {"transformer", "transformer_2"}) {
+    const LoraFile f = read(pair("transformer.blocks.1.attn2.to_out.0"), metadata, requested);
+    EXPECT_EQ(f.pairs.at(requested).begin()->second.alpha, 6);
   }
 }
 
@@ -186,8 +186,8 @@ TEST_F(TransformerLora, FilesOfOneOfTwoDenoisersRoundTrip) {
       EXPECT_EQ(back.pairs.at(component).at(path).alpha, 3);
       EXPECT_EQ(back.pairs.at(component).at(path).up.to_doubles(), counted({8, 2}).to_doubles());
     }
-    const json said = parse_json(SafetensorsReader::open(peft).metadata().at("lora_adapter_metadata"));
-    EXPECT_EQ(said.at("transformer.lora_alpha"), 3);
+    const json message = parse_json(SafetensorsReader::open(peft).metadata().at("lora_adapter_metadata"));
+    EXPECT_EQ(message.at("transformer.lora_alpha"), 3);
   }
 }
 

@@ -1,4 +1,4 @@
-// LoRA files of transformers: the names that other programs give to their layers, and what is written for them.
+// LoRA files of transformers: names of their layers in other programs, and files written for those programs.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -17,15 +17,15 @@ namespace {
 struct Transformer {
   std::string name, model, folder;  // its class; under tests/golden
   int64_t width = 0;                // of its tokens
-  /// A layer, and its names with diffusers, ai-toolkit, ComfyUI and kohya.
+  /// A layer's path, and its names in diffusers, ai-toolkit, ComfyUI and kohya.
   std::string layer;
   std::vector<std::string> modules;
-  /// Layers of attention, the parts of one original tensor first; what the first are called in the original layouts,
-  /// and how many tensors of theirs all are.
+  /// Attention layers, first those that are parts of one original tensor; `comfyui` and `kohya` name that tensor,
+  /// `tensors` counts the original tensors of all layers.
   std::vector<std::string> attention;
   std::string comfyui, kohya;
   size_t tensors = 0;
-  int64_t parts = 3;  // layers of the tensors so called
+  int64_t parts = 3;  // layers that the named tensor combines
 };
 void PrintTo(const Transformer& t, std::ostream* os) { *os << t.name; }
 
@@ -36,7 +36,7 @@ struct TransformerLora : LoraOverZeros, testing::WithParamInterface<Transformer>
     names.others["transformer"] = c.weight_names(config);
     c.trace(Scope(graph, params, "transformer"), config);
   }
-  /// Of rank 2, other numbers for each layer.
+  /// A pair of rank 2 whose values differ for each layer.
   static LoraPair pair(const std::string& layer) {
     const int64_t width = GetParam().width;
     auto numbers = [&](const char* which, const Dims& dims) {

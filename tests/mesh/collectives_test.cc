@@ -1,4 +1,4 @@
-// What the compiler makes devices say to each other is counted by kind and mesh axis, with the trips of loops.
+// Communication in compiled programs is counted by kind and mesh axis, including loop trip counts.
 #include "maxdiffusion/runtime/collectives.h"
 
 #include <gtest/gtest.h>
@@ -50,7 +50,7 @@ TEST(Collectives, AreCountedByKindAndAxisWithTheTripsOfLoops) {
   const auto sums = compile_ahead(devices, g, {.jax_cache_dir = "off", .xla_flags = ""}, "collectives").collectives;
   ASSERT_TRUE(sums.has_value());
   if (const CollectiveSum* s = find(*sums, "all-gather", {"fsdp"})) {
-    EXPECT_EQ(s->operations, 2) << largest(*s, 4);  // in the loop, and of the result, which every device has whole
+    EXPECT_EQ(s->operations, 2) << largest(*s, 4);  // in the loop, and for the result, which every device holds whole
     EXPECT_EQ(s->runs, 6);
     EXPECT_EQ(s->bytes, 6 * 16 * 8 * 4);
     EXPECT_FALSE(s->at_least);

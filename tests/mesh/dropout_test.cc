@@ -1,4 +1,4 @@
-// Dropout layers: what they keep, that their masks are their own, and the same when recomputed and on every mesh.
+// Dropout layers: the kept fraction, independent masks, and the same masks when recomputed and on every mesh.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -26,7 +26,7 @@ namespace {
 
 using Build = std::function<std::vector<Tensor>(const Scope&)>;
 
-/// A graph that asks for its parameters below "model", with random numbers of `seed` where that is not 0.
+/// A graph with parameters below "model", and random numbers of `seed` unless that is 0.
 struct Traced {
   Traced(const ScopeOptions& options, uint64_t seed, const Build& build, GraphOptions graph_options = {})
       : graph(std::move(graph_options)) {
@@ -55,18 +55,18 @@ TEST(Dropout, KeepsItsShareScaledAndDropsTheRest) {
                      return {nn::dropout(s / "a", ones(s, {64, 1000})), nn::dropout(s / "b", ones(s, {64, 1000})),
                              nn::dropout(s / "a", ones(s, {64, 1000}))};
                    }).run();
-  double kept = 0, common = 0;
+  double nonzero = 0, common = 0;
   for (size_t i = 0; i < out[0].size(); ++i) {
     if (out[0][i] != 0) {
       EXPECT_FLOAT_EQ(out[0][i], 1 / (1 - p));
     }
-    kept += out[0][i] != 0;
+    nonzero += out[0][i] != 0;
     common += out[0][i] != 0 && out[1][i] != 0;
   }
-  const double n = 64000;  // four deviations each
-  EXPECT_NEAR(kept / n, 1 - p, 4 * std::sqrt(p * (1 - p) / n));
-  EXPECT_NEAR(common / n, (1 - p) * (1 - p), 0.008);  // layers drop without regard to each other
-  EXPECT_EQ(out[0], out[2]);                          // by path and step alone
+  const double n = 64000;  // tolerance: four deviations each
+  EXPECT_NEAR(nonzero / n, 1 - p, 4 * std::sqrt(p * (1 - p) / n));
+  EXPECT_NEAR(common / n, (1 - p) * (1 - p), 0.008);  // layers drop independently
+  EXPECT_EQ(out[0], out[2]);                          // depends only on path and step
 }
 
 TEST(Dropout, IsOffWithoutRandomNumbersAndAtZero) {
@@ -95,28 +95,28 @@ TEST(Dropout, IsAProbabilityBelowOne) {
 TEST(Dropout, EveryLayerOfALoopHasAMaskOfItsOwn) {
   constexpr int kLayers = 3;
   for (bool scan : {false, true}) {
-    // The carry is a number with a digit for each layer.
+    // Each layer appends one decimal digit to the carry.
     const auto digits =
         Traced({.scan_layers = scan, .dropout = 0.5}, 5, [](const Scope& s) -> std::vector<Tensor> {
           return {nn::repeat(s / "blocks", kLayers, ones(s, {1, 2000}) * 0.0, [](const Scope& b, Tensor x) {
             return x * 10.0 + nn::dropout(b / "drop", ones(b, x.dims()) * 0.5);
           })};
         }).run()[0];
-    double kept[kLayers] = {}, different[kLayers] = {};
+    double nonzero[kLayers] = {}, different[kLayers] = {};
     for (double v : digits) {
       const auto number = std::lround(v);
       ASSERT_NEAR(v, static_cast<double>(number), 1e-3);
       const bool bits[kLayers] = {number % 10 == 1, number / 10 % 10 == 1, number / 100 == 1};
-      for (int i = 0; i < kLayers; ++i) kept[i] += bits[i], different[i] += bits[i] != bits[(i + 1) % kLayers];
+      for (int i = 0; i < kLayers; ++i) nonzero[i] += bits[i], different[i] += bits[i] != bits[(i + 1) % kLayers];
     }
     for (int i = 0; i < kLayers; ++i) {
-      EXPECT_NEAR(kept[i] / 2000, 0.5, 0.05) << scan << i;
+      EXPECT_NEAR(nonzero[i] / 2000, 0.5, 0.05) << scan << i;
       EXPECT_NEAR(different[i] / 2000, 0.5, 0.05) << scan << i;
     }
   }
 }
 
-/// The mean square of what three blocks make, and its gradients by their weights.
+/// The mean square of three blocks' output, and its gradients with respect to their weights.
 std::vector<Tensor> loss_and_gradients(const Scope& s) {
   std::vector<Tensor> weights;
   const Scope seen = s.with_source([&](const Scope& below, Param p) {
@@ -137,19 +137,19 @@ TEST(Dropout, IsTheSameWhenRecomputed) {
     auto run = [scan](const char* remat, double p) {
       return Traced({.remat = remat, .scan_layers = scan, .dropout = p}, 9, loss_and_gradients).run();
     };
-    const auto kept = run("NONE", 0.25), again = run("FULL", 0.25);
-    EXPECT_NE(kept[0], run("NONE", 0)[0]);
-    ASSERT_EQ(kept.size(), scan ? 2u : 4u);
-    for (size_t k = 0; k < kept.size(); ++k) {
+    const auto stored = run("NONE", 0.25), again = run("FULL", 0.25);
+    EXPECT_NE(stored[0], run("NONE", 0)[0]);
+    ASSERT_EQ(stored.size(), scan ? 2u : 4u);
+    for (size_t k = 0; k < stored.size(); ++k) {
       double difference = 0, size = 0;
-      for (size_t i = 0; i < kept[k].size(); ++i)
-        difference += std::pow(again[k][i] - kept[k][i], 2), size += std::pow(kept[k][i], 2);
+      for (size_t i = 0; i < stored[k].size(); ++i)
+        difference += std::pow(again[k][i] - stored[k][i], 2), size += std::pow(stored[k][i], 2);
       EXPECT_LE(std::sqrt(difference), 1e-5 * std::sqrt(size)) << scan << ", output " << k;
     }
   }
 }
 
-/// Where a graph and the bodies of its loops drop values.
+/// Paths at which a graph and its loop bodies apply dropout.
 std::set<std::string> layers_that_drop(const Graph& g) {
   std::set<std::string> paths;
   for (const auto& n : g.nodes()) {

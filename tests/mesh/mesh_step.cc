@@ -32,7 +32,7 @@ UNetConfig small_unet() {
   })"));
 }
 
-/// A time for each of 16 tokens, an image beside the text, blocks as one loop.
+/// A timestep per token (16), image and text conditions, blocks in one loop.
 WanTransformerConfig small_wan() {
   return WanTransformerConfig::from_json(parse_json(R"({
     "num_attention_heads": 4, "attention_head_dim": 8, "in_channels": 6, "out_channels": 4, "text_dim": 16,
@@ -40,7 +40,7 @@ WanTransformerConfig small_wan() {
   })"));
 }
 
-/// Two streams, then one; blocks of either kind as one loop.
+/// Double-stream, then single-stream blocks; each type in one loop.
 FluxTransformerConfig small_flux() {
   return FluxTransformerConfig::from_json(parse_json(R"({
     "num_attention_heads": 4, "attention_head_dim": 8, "axes_dims_rope": [2, 2, 4], "in_channels": 8, "num_layers": 2,
@@ -55,7 +55,7 @@ Flux2TransformerConfig small_flux2() {
   })"));
 }
 
-/// Blocks of images and of texts as one loop each, then of both.
+/// Blocks for images and for texts in one loop each, then blocks for both.
 ZImageTransformerConfig small_z_image() {
   return ZImageTransformerConfig::from_json(parse_json(R"({
     "dim": 48, "n_heads": 4, "axes_dims": [4, 4, 4], "axes_lens": [80, 8, 8], "in_channels": 4, "n_layers": 2,
@@ -63,7 +63,7 @@ ZImageTransformerConfig small_z_image() {
   })"));
 }
 
-/// Two streams as one loop.
+/// Double-stream blocks in one loop.
 QwenImageTransformerConfig small_qwen_image() {
   return QwenImageTransformerConfig::from_json(parse_json(R"({
     "num_attention_heads": 4, "attention_head_dim": 8, "axes_dims_rope": [2, 2, 4], "in_channels": 8, "out_channels": 2,
@@ -89,7 +89,7 @@ struct Step {
   ParamTable params;
 };
 
-/// Mean square error of the prediction against a given target; AdamW.
+/// Mean square error of the prediction against a fixed target; AdamW.
 void trace(Step& s, MeshModel model, int64_t rows, ScopeOptions options) {
   Graph& g = s.graph;
   auto batch = [&](const char* name, Dims dims) {
@@ -131,7 +131,7 @@ void trace(Step& s, MeshModel model, int64_t rows, ScopeOptions options) {
     const ZImageInputs in{.sample = batch("sample", {8, 8, 4}),
                           .time = batch("time", {}),
                           .text = batch("text", {64, 16}),
-                          .lengths = iota(g, {DType::s32, {rows}}, 0) * 4 + 3};  // of 3, 7, … tokens
+                          .lengths = iota(g, {DType::s32, {rows}}, 0) * 4 + 3};  // 3, 7, … tokens
     const Tensor target = batch("target", {8, 8, 4});
     options.scan_layers = true;
     difference = z_image_transformer(Scope(g, s.params, "transformer", options), small_z_image(), in) - target;
@@ -141,7 +141,7 @@ void trace(Step& s, MeshModel model, int64_t rows, ScopeOptions options) {
                              .columns = 4,
                              .timestep = batch("timestep", {}),
                              .text = batch("text", {32, 16}),
-                             .lengths = iota(g, {DType::s32, {rows}}, 0) * 4 + 3};  // of 3, 7, … tokens
+                             .lengths = iota(g, {DType::s32, {rows}}, 0) * 4 + 3};  // 3, 7, … tokens
     const Tensor target = batch("target", {16, 8});
     options.scan_layers = true;
     difference = qwen_image_transformer(Scope(g, s.params, "transformer", options), small_qwen_image(), in) - target;
@@ -159,14 +159,15 @@ void trace(Step& s, MeshModel model, int64_t rows, ScopeOptions options) {
   OptimConfig optim;
   optim.learning_rate = 1e-3;
   optim.lr_scheduler = "constant";
-  optim.own<double>("adam_eps") = 1e-4;  // large enough that noise in a gradient near zero is not a whole step
+  optim.optimizer_arg<double>("adam_eps") =
+      1e-4;  // large, so that noise in a gradient near zero does not become a whole step
   update_step(g, s.params, loss, optim, step);
   g.output("step", step + 1.0, "step");
   g.alias("step", "step");
   g.output("loss", loss);
 }
 
-/// Starting value of an input. Biases start off zero too, so that every relative error means something.
+/// Initial value of an input. Biases are nonzero too, so that every relative error is meaningful.
 HostArray starting(const Step& s, const std::string& name, const Shape& shape) {
   if (name == "step") return zeros(shape);
   if (name.starts_with("adam_")) return zeros(shape);
@@ -175,7 +176,7 @@ HostArray starting(const Step& s, const std::string& name, const Shape& shape) {
   if (name == "timestep" || name == "time_ids")
     for (float& v : a.mutable_view<float>()) v = 500 + 100 * v;
   if (!p) return a;
-  const int64_t first = p->stacked > 0 ? 1 : 0;  // dim of a layer
+  const int64_t first = p->stacked > 0 ? 1 : 0;  // dims without the layer axis
   int64_t fan_in = 1;
   for (int64_t i = first + 1; i < shape.rank(); ++i) fan_in *= shape.dim(i);
   if (shape.rank() <= first + 1) fan_in = 0;
@@ -193,24 +194,24 @@ MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshMo
   if (windows) options.memory_order = filters_before_channels;
   Step s{Graph(options), {}};
   trace(s, model, batch, {.attention = attention, .flash_min_seq_length = 0});
-  // Compiled quickly: what is compared is the partitioning.
+  // Compiles quickly: the test compares the partitioning.
   const CompileConfig config{.jax_cache_dir = "", .xla_flags = "--xla_backend_optimization_level=0"};
   const Program program = compile(devices, s.graph, config, "mesh_step");
   MeshRun run;
-  if (const auto told = program.compiled().operations())
-    run.collectives = sum_collectives(told->collectives, devices.mesh());
-  ArrayMap state, given;
+  if (const auto operations = program.compiled().operations())
+    run.collectives = sum_collectives(operations->collectives, devices.mesh());
+  ArrayMap state, read_only;
   for (size_t i = 0; i < program.input_names().size(); ++i) {
     const std::string& name = program.input_names()[i];
     const HostArray value = starting(s, name, program.input_shape(i));
-    const bool kept = s.graph.output_index(name) < 0;
+    const bool is_read_only = s.graph.output_index(name) < 0;
     Array array = devices.put(value, program.input_sharding(i), name);
     run.bytes[name] = static_cast<int64_t>(value.bytes());
     run.bytes_per_device[name] = array.bytes_per_device();
-    (kept ? given : state)[name] = std::move(array);
+    (is_read_only ? read_only : state)[name] = std::move(array);
   }
   for (int k = 0; k < steps; ++k) {
-    ArrayMap out = program.run(state, given);
+    ArrayMap out = program.run(state, read_only);
     run.loss = devices.get(out.at("loss")).to_doubles()[0];
     out.erase("loss");
     state = std::move(out);

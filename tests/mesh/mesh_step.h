@@ -1,4 +1,4 @@
-// One training step of a small UNet of SDXL's kind, or of a small transformer of Wan's, Flux's, Z-Image's or
+// One training step of a small UNet like SDXL's, or of a small transformer like Wan's, Flux's, Z-Image's or
 // Qwen-Image's, on any mesh of virtual CPU devices.
 #pragma once
 
@@ -19,8 +19,8 @@ struct MeshRun {
 };
 
 enum class MeshModel { unet, wan, flux, flux2, z_image, qwen_image };
-/// `steps` updates from the same starting values on the same batch; `attention`: as the key; `windows`: weights of
-/// convolutions lie in memory as on a TPU.
+/// Runs `steps` updates from the same initial values on the same batch. `attention`: the value of that key. `windows`:
+/// convolution weights have the memory layout of a TPU.
 MeshRun run_on(const Devices& devices, const AxisRules& rules, int steps, MeshModel model = MeshModel::unet,
                const std::string& attention = "dot_product", bool windows = false, int64_t batch = 8);
 

@@ -1,4 +1,4 @@
-// Every mesh gives the result of one device, and really holds only its part of the state.
+// Every mesh gives the results of one device, and each device holds only its part of the state.
 
 #include <gtest/gtest.h>
 
@@ -20,10 +20,10 @@ namespace {
 struct Sizes {
   const char* name;
   int64_t data, fsdp, context, tensor;
-  double held;  // at most this part of parameters and moments lies on one device
+  double held;  // largest fraction of parameters and moments on one device
   const char* attention = "dot_product";
   int64_t fsdp_batch = 1;
-  bool filters_before_channels = false;  // convolution weights lie in memory as on a TPU
+  bool filters_before_channels = false;  // convolution weights have the memory layout of a TPU
   int64_t batch = 8;
 };
 void PrintTo(const Sizes& s, std::ostream* os) { *os << s.name; }
@@ -38,7 +38,7 @@ MeshConfig config(const Sizes& s) {
   return c;
 }
 
-/// The rules under which the reference runs each model.
+/// The rules with which the reference runs each model.
 AxisRules rules_of(const MeshConfig& mesh, MeshModel model) {
   ShardingKeys keys;
   if (model == MeshModel::wan) keys.logical_axis_rules = {kWanAxisRules};
@@ -75,7 +75,7 @@ double relative_error(const HostArray& a, const HostArray& b) {
 
 constexpr Sizes kData{"Data8", 8, 1, 1, 1, 1.0}, kFsdp{"Fsdp4FsdpBatch2", 1, 4, 1, 1, 0.5, "flash", 2};
 
-/// Bytes of a step's messages of this kind; every one of them goes along `axes`.
+/// Bytes per step of collectives of this kind; expects that all of them run along `axes`.
 double bytes_of(const MeshRun& run, const std::string& kind, const std::vector<std::string>& axes) {
   double bytes = 0;
   for (const CollectiveSum& c : run.collectives) {
@@ -86,8 +86,8 @@ double bytes_of(const MeshRun& run, const std::string& kind, const std::vector<s
   return bytes;
 }
 
-/// Of a mesh that splits the batch alone, or the weights as well. A lost annotation shows here: an activation that is
-/// gathered, or a weight that is gathered twice.
+/// For a mesh that splits the batch only, or the weights too. A missing annotation would show here: an activation would
+/// be gathered, or a weight gathered twice.
 void expect_gradients_summed_once_and_split_weights_gathered_once(const MeshRun& run,
                                                                   const std::vector<std::string>& axes) {
   double weights = 0, split = 0;
@@ -112,7 +112,7 @@ void expect_result_of_one_device(const Sizes& sizes, MeshModel model) {
   std::string where;
   int64_t whole = 0, held = 0;
   for (const auto& [name, value] : run.state) {
-    // Moments are gradients, whose cancellation is the model's own; parameters are the promise.
+    // Moments are gradients, in which terms cancel; the tight bound holds for parameters.
     const double error = relative_error(value, expected.state.at(name));
     EXPECT_LE(error, name.starts_with("adam_") ? 1e-4 : 1e-5) << name;
     if (!name.starts_with("adam_") && error > worst) worst = error, where = name;
@@ -146,7 +146,7 @@ INSTANTIATE_TEST_SUITE_P(EightDevices, MeshTest,
                                          Sizes{"WindowsFirst", 2, 2, 1, 2, 0.7, "dot_product", 1, true}),
                          [](const auto& info) { return info.param.name; });
 
-/// A batch of 2 on data 2 × fsdp 4: fsdp divides sequences.
+/// A batch of 2 on data 2 × fsdp 4: fsdp splits sequences.
 constexpr Sizes kFractional{"FractionalBatch", 2, 4, 1, 1, 0.4, "flash", 1, false, 2};
 
 class WanMeshTest : public testing::TestWithParam<Sizes> {};
@@ -179,7 +179,7 @@ INSTANTIATE_TEST_SUITE_P(EightDevices, Flux2MeshTest,
                                          Sizes{"Context4Tensor2Ring", 1, 1, 4, 2, 0.6, "ring"}),
                          [](const auto& info) { return info.param.name; });
 
-// Texts of eight lengths, which the devices that share a sequence know of.
+// Texts of eight lengths, known to the devices that share a sequence.
 class ZImageMeshTest : public testing::TestWithParam<Sizes> {};
 TEST_P(ZImageMeshTest, GivesTheLossAndParametersOfOneDevice) {
   expect_result_of_one_device(GetParam(), MeshModel::z_image);

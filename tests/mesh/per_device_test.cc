@@ -1,5 +1,5 @@
-// Norms and convolutions on meshes: each device calls the CPU kernel with its parts, and together they give what one
-// device gives.
+// Norms and convolutions on meshes: each device calls the CPU kernel with its part, and together the results are those
+// of one device.
 #include "maxdiffusion/ops/per_device.h"
 
 #include <gtest/gtest.h>
@@ -54,21 +54,21 @@ std::vector<Case> cases() {
 /// All cases in one program: results, then gradients of x and of the parameters.
 struct Traced {
   explicit Traced(const Devices& devices) : rules(AxisRules::defaults()), graph(options(devices, rules)) {
-    std::vector<Tensor> wanted;
+    std::vector<Tensor> expected;
     Tensor loss;
     for (const Case& c : cases()) {
       LogicalAxes axes(c.x.size());
       axes[0] = axis::kData;
       Tensor x = graph.input(c.name, {DType::f32, c.x}, axes);
-      wanted.push_back(x);
+      expected.push_back(x);
       Tensor y = c.layer(Scope(graph, table, c.name), x);
       graph.output(std::string("y of ") + c.name, y);
-      Tensor one = sum(sin(y));  // every element with a slope of its own
+      Tensor one = sum(sin(y));  // each element gets a different gradient
       loss = loss ? loss + one : one;
     }
-    for (const Param& p : table.params()) wanted.push_back(p.value);
+    for (const Param& p : table.params()) expected.push_back(p.value);
     size_t i = 0;
-    for (Tensor d : grad(loss, wanted)) graph.output("gradient " + std::to_string(i++), d);
+    for (Tensor d : grad(loss, expected)) graph.output("gradient " + std::to_string(i++), d);
   }
   std::vector<std::vector<double>> run(const Devices& devices) const {
     std::vector<HostArray> in;
@@ -85,7 +85,7 @@ struct Traced {
 
   static GraphOptions options(const Devices& devices, const AxisRules& rules) {
     GraphOptions o = devices.graph_options(&rules);
-    o.cpu_kernels.f32_products = true;  // whatever this processor is faster with
+    o.cpu_kernels.f32_products = true;  // regardless of which is faster on this processor
     return o;
   }
 

@@ -1,5 +1,5 @@
-// What the compiled program of a training step splits along each mesh axis, under the reference's logical_axis_rules
-// and under the built-in ones: shapes of what one device computes, read from the compiler's own text.
+// What the compiled training step splits along each mesh axis, under the reference's logical_axis_rules and under the
+// built-in ones: per-device shapes, read from the compiler's text.
 
 #include <gtest/gtest.h>
 
@@ -21,13 +21,14 @@
 #include "maxdiffusion/pjrt/topology.h"
 #include "maxdiffusion/runtime/runtime.h"
 #include "maxdiffusion/runtime/unused_mesh_axes.h"
+#include "tests/topology.h"
 
 namespace md {
 namespace {
 
 constexpr int64_t kBatch = 16, kSide = 8, kLength = kSide * kSide, kText = 24, kWidth = 32, kHeads = 16;
 
-/// As in the reference's base_xl.yml.
+/// From the reference's base_xl.yml.
 constexpr const char* kReferenceRules = R"([
   ['batch', 'data'], ['activation_batch', ['data', 'fsdp']], ['activation_heads', 'tensor'],
   ['activation_kv', 'tensor'], ['embed', 'fsdp'], ['heads', 'tensor'], ['conv_batch', ['data', 'fsdp']],
@@ -48,7 +49,7 @@ MeshConfig eight_along(const std::string& axis) {
   return c;
 }
 
-/// A step of gradient descent on a residual block and a transformer block: the annotated parts of a UNet.
+/// One gradient descent step on a residual block and a transformer block: the annotated parts of a UNet.
 void trace_unet(Graph& g) {
   ParamTable params;
   const Scope s(g, params, "unet");
@@ -68,7 +69,7 @@ void trace_unet(Graph& g) {
   g.output("loss", loss);
 }
 
-/// The loss of a block of Wan with its 40 heads, on videos of 16 tokens and texts of 12.
+/// The loss of one Wan block with its 40 heads, on videos of 16 tokens and texts of 12.
 constexpr int64_t kWanHeads = 40, kHeadSize = 6, kTokens = 16, kWords = 12, kWanHidden = 64;
 void trace_wan(Graph& g, int64_t batch) {
   const WanTransformerConfig c{.num_attention_heads = kWanHeads,
@@ -92,12 +93,12 @@ void trace_wan(Graph& g, int64_t batch) {
 
 struct Compiled {
   std::map<std::string, Sharding> inputs;
-  std::string text;     // of the program of one device, after optimisation
-  bool of_tpu = false;  // products are convolutions there
+  std::string text;     // of one device's program, after optimization
+  bool of_tpu = false;  // TPU programs express products as convolutions
   std::vector<std::string> idle;
   std::string warnings;
 
-  /// Sizes of the results of the operations of this kind, in the forward pass, of the layer at `path`.
+  /// Result dims of operations of this kind in the forward pass of the layer at `path`.
   std::vector<Dims> all_sizes(const std::string& kind, const std::string& path) const {
     const std::string name = path + (kind == "convolution" && !of_tpu ? "/convolution\"" : "/dot_general\"");
     std::vector<Dims> all;
@@ -140,7 +141,7 @@ using Trace = std::function<void(Graph&)>;
 Compiled compiled(const MeshConfig& mesh, const AxisRules& rules, const Trace& trace) {
   const Devices devices = Devices::open("cpu", 8, mesh);
   GraphOptions options = devices.graph_options(&rules);
-  options.cpu_kernels = {};  // products are read from the text
+  options.cpu_kernels = {};  // products must be visible in the text
   Graph g(options);
   trace(g);
   const TemporaryFolder folder;
@@ -198,7 +199,7 @@ TEST_P(Split, FsdpSplitsTheBatchAndTheWeights) {
 // S1-17, S1-19, S4-19
 TEST_P(Split, ContextSplitsAttention) {
   const Compiled c = along("context");
-  // Whole sequences of two heads; the text is whole, and so the queries stay.
+  // Whole sequences of two heads; the text is not split, so cross attention keeps a part of the queries.
   EXPECT_EQ(c.sizes("dot", kBlock + ".attn1"), (Dims{kBatch, kHeads / 8, kLength, kLength}));
   EXPECT_EQ(c.sizes("dot", kBlock + ".attn2"), (Dims{kBatch, kHeads, kLength / 8, kText}));
   EXPECT_EQ(c.elements("dot", kBlock + ".ff.net.0.proj"), kHiddenElements / 8);
@@ -220,7 +221,7 @@ TEST_P(Split, TensorSplitsHeadsFeedForwardAndChannels) {
 
 const std::string kWanBlock = "blocks.0";
 
-/// Weights are split over fsdp, whatever becomes of the batch.
+/// Weights are split over fsdp, however the batch is split.
 void expect_weights_over_fsdp(const Compiled& c) {
   EXPECT_EQ(c.inputs.at("wan/" + kWanBlock + ".attn1.to_q.weight").dims, (Axes{{}, {"fsdp"}}));
   EXPECT_EQ(c.inputs.at("wan/" + kWanBlock + ".ffn.net.2.weight").dims, (Axes{{"fsdp"}, {}}));
@@ -237,8 +238,8 @@ Compiled wan_on_data2_fsdp4(int64_t batch) {
 // S0-86…89, S1-20, S1-21, S2-71
 TEST(SplitWan, FsdpShardsTheSequenceOfSmallBatches) {
   const Compiled c = wan_on_data2_fsdp4(4);
-  // Two rows; of their sequences a quarter, and in attention, where sequences are exchanged for heads, a quarter of
-  // these.
+  // Two rows, with a quarter of each sequence; in attention whole sequences with a quarter of the heads, after an
+  // all-to-all.
   EXPECT_EQ(c.sizes("dot", kWanBlock + ".attn1"), (Dims{2, kWanHeads / 4, kTokens, kTokens}));
   EXPECT_EQ(c.sizes("dot", kWanBlock + ".attn2"), (Dims{2, kWanHeads, kTokens / 4, kWords}));
   EXPECT_EQ(c.elements("dot", kWanBlock + ".ffn.net.0.proj"), 2 * kTokens / 4 * kWanHidden);
@@ -246,7 +247,7 @@ TEST(SplitWan, FsdpShardsTheSequenceOfSmallBatches) {
   expect_weights_over_fsdp(c);
 }
 
-/// The meshes of the documents' commands: what a device computes of a batch.
+/// The meshes of the documented commands: the part of a batch that a device computes.
 struct OfDocuments {
   const char* topology;
   int64_t data, batch, tokens, heads;
@@ -255,7 +256,7 @@ class SplitWanOnTpus : public testing::TestWithParam<OfDocuments> {};
 // S0-86…89, S1-20, S1-21, S3-23
 TEST_P(SplitWanOnTpus, GivesEachDeviceItsRowsTokensAndHeads) {
   const auto& [name, data, batch, tokens, heads] = GetParam();
-  const pjrt::Topology tpus = pjrt::Topology::create("tpu", name);
+  const pjrt::Topology tpus = absent_devices("tpu", name);
   const MeshConfig config{.ici_data_parallelism = data, .ici_fsdp_parallelism = 4};
   const Mesh mesh = Mesh::make(config, topology(tpus));
   EXPECT_EQ(mesh.devices(), data * 4);
@@ -300,7 +301,7 @@ TEST(IdleAxes, ContextIsOneWithoutUniformAttention) {
       << c.warnings;
 }
 
-// The autoencoder and the text encoders are not annotated: the split of their batch carries on.
+// The autoencoder and the text encoders have no annotations: the split of their batch propagates.
 // P-13
 TEST(IdleAxes, BatchesCountWhereNothingIsAnnotated) {
   GraphOptions options;

@@ -1,5 +1,5 @@
-// What the compiler for TPUs makes of a small step on four that are not here: what it turns in memory, what types it
-// multiplies, and what it gathers. Needs libtpu, which `./run test` fetches.
+// The TPU compiler's result for a small step on four devices that this machine does not have: layout changes, product
+// types, and gathered arrays. Needs libtpu, which `./run test` fetches.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,13 +17,14 @@
 #include "maxdiffusion/pjrt/topology.h"
 #include "maxdiffusion/runtime/runtime.h"
 #include "tests/mesh/update_step.h"
+#include "tests/topology.h"
 
 namespace md {
 namespace {
 
 constexpr int64_t kChannels = 256;
 
-/// Two convolutions and a linear layer, and AdamW; weights in f32, layers in bf16.
+/// Traces two convolutions, a linear layer and AdamW; weights in f32, layers in bf16.
 void trace(Graph& g, const std::string& quantization) {
   QuantizationKeys keys;
   keys.use_qwix_quantization = !quantization.empty();
@@ -42,7 +43,7 @@ void trace(Graph& g, const std::string& quantization) {
 }
 
 AheadOfTime compiled(const MeshConfig& config, const std::function<void(Graph&)>& program, bool windows = true) {
-  static const pjrt::Topology tpus = pjrt::Topology::create("tpu", "v5p:2x2x1");
+  static const pjrt::Topology tpus = absent_devices("tpu", "v5p:2x2x1");
   const Mesh mesh = Mesh::make(config, topology(tpus));
   const AxisRules rules = AxisRules::defaults();
   GraphOptions options = graph_options(mesh, topology(tpus), &rules);
@@ -59,7 +60,7 @@ AheadOfTime compiled(const MeshConfig& config, const std::string& quantization =
 
 const MeshConfig kData{.ici_data_parallelism = 4}, kFsdp{.ici_data_parallelism = 1, .ici_fsdp_parallelism = 4};
 
-/// Bytes of f32 arrays of the size of a convolution's weight, or of a device's part of one, that are turned.
+/// Bytes of transposed f32 arrays that have the size of a convolution weight, or of a device's part of one.
 int64_t turned_weights(const AheadOfTime& ahead, int64_t parts) {
   int64_t bytes = 0;
   for (const pjrt::Turned& t : ahead.turned)
@@ -80,21 +81,21 @@ TEST(TpuProgram, TurnsNoWeightsOfConvolutionsNorTheirMoments) {
   EXPECT_EQ(turned_weights(compiled(kFsdp), 4), 0);
 }
 
-// Forward, three products of 8-bit copies; the gradients of int8 are those without (docs/memory.md).
+// The forward pass has three products of 8-bit copies; int8 gradients are not quantized (docs/memory.md).
 // S2-105
 TEST(TpuProgram, OfInt8MultipliesBytesAndGathersBytes) {
   const AheadOfTime wide = compiled(kFsdp), narrow = compiled(kFsdp, "int8");
   EXPECT_EQ(wide.products.count("s8 × s8 → s32"), 0U);
   ASSERT_EQ(narrow.products.count("s8 × s8 → s32"), 1U);
   EXPECT_EQ(narrow.products.at("s8 × s8 → s32"), 3);
-  // bf16 as computation takes them, once: not f32 as they are stored.
+  // Weights are gathered once as bf16, the compute type, not as stored f32.
   const double convolutions = kChannels * kChannels * 3 * 3 * 2, linear = kChannels * kChannels;
   EXPECT_NEAR(gathered(wide) / (2 * (convolutions + linear)), 1, 0.1);
-  // Bytes; and the linear layer's weight, for its gradient, as bf16 as well.
+  // Gathered as bytes; the linear layer's weight also as bf16, for its gradient.
   EXPECT_NEAR(gathered(narrow) / (convolutions + 3 * linear), 1, 0.1);
 }
 
-// Logits of a layer and device: 16 MiB; queries: 0.25 MiB.
+// Per layer and device, logits have 16 MiB and queries 0.25 MiB.
 TEST(TpuProgram, KeepsNoLogitsForTheWayBack) {
   auto temporary = [](int layers) {
     auto attentions = [&](Graph& g) {

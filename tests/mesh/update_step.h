@@ -1,4 +1,4 @@
-// The end of a training step in a test's graph: an update of all parameters, with the state in and out by name.
+// The end of a training step in a test's graph: updates all parameters, with state inputs and outputs by name.
 #pragma once
 
 #include <string>

@@ -1,5 +1,5 @@
-// What a gradient check cannot see of operations on whole arrays: order, clamping, accumulation, dilation.
-// Each is compared with plain loops.
+// Properties of whole-array operations that gradient checks miss: order, clamping, accumulation, dilation. Each is
+// compared with plain loops.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -38,10 +38,10 @@ void expect_near(const HostArray& found, const Doubles& expected, double toleran
   for (size_t i = 0; i < values.size(); ++i) ASSERT_NEAR(values[i], expected[i], tolerance) << what << " element " << i;
 }
 
-/// Convolution by its definition. x: [B, spatial…, Ci], w: [Co, Ci/groups, k…].
+/// Convolution by definition. x: [B, spatial…, Ci], w: [Co, Ci/groups, k…].
 Doubles naive_conv(const Doubles& x, const Dims& xd, const Doubles& w, const Dims& wd, const ConvOptions& o,
                    const Dims& yd) {
-  // One to three spatial axes as three: missing ones have size 1.
+  // Extends one to three spatial axes to three: missing ones have size 1.
   struct Axis {
     int64_t x = 1, k = 1, y = 1, stride = 1, low = 0, x_dilation = 1, k_dilation = 1;
   } a[3];
@@ -169,7 +169,7 @@ TEST(Conv, OptionsMayBeLeftOut) {
 TEST(Conv, SecondDerivativesExist) {
   Dims xd = {1, 4, 4, 2}, wd = {2, 2, 3, 3};
   auto x = random_values(xd, 3), w = random_values(wd, 4);
-  // L = Σ(∂/∂w Σ conv(x, w)²)² has a gradient in x only through the records of the gradients.
+  // L = Σ(∂/∂w Σ conv(x, w)²)² has a gradient in x only through the gradients' own gradients.
   auto loss = [](Tensor x, Tensor w) {
     return sum(square(grad(sum(square(conv(x, w, {.pad_low = {1, 1}, .pad_high = {1, 1}}))), {w})[0]));
   };
@@ -248,7 +248,7 @@ TEST(Sum, NarrowFloatsAccumulateInF32) {
       return Tensors{sum(in[0]), mean(in[0]), cumsum(in[0], 0)};
     });
     EXPECT_EQ(out[0].dtype(), t);
-    EXPECT_NEAR(out[0].to_doubles()[0], 3000, 8);  // 256 would be the end of it in bf16
+    EXPECT_NEAR(out[0].to_doubles()[0], 3000, 8);  // a bf16 sum would stop at 256
     EXPECT_EQ(out[1].to_doubles()[0], 1);
     EXPECT_NEAR(out[2].to_doubles()[2999], 3000, 8);
   }

@@ -1,5 +1,5 @@
-// Elementwise functions against the C++ library: f64 to many digits, f32 within a few units in the last place of the
-// exact value, because parity with other frameworks rests on them.
+// Elementwise functions compared with the C++ library: f64 to many digits, f32 within a few ulps of the exact value,
+// because parity with other frameworks depends on them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -24,7 +24,7 @@ struct Function {
   Tensor (*graph)(Tensor);
   double (*exact)(double);
   double low, high;
-  double ulps = 4;  // of f32, relative to the larger of |value| and `floor`
+  double ulps = 4;  // for f32, relative to the larger of |value| and `floor`
   double floor = 0;
 };
 
@@ -48,7 +48,7 @@ const Function kFunctions[] = {
     {"abs", abs, std::fabs, -5, 5, 0},
     {"relu", relu, [](double x) { return x > 0 ? x : 0; }, -5, 5, 0},
     {"silu", silu, [](double x) { return x * logistic(x); }, -8, 8, 8},
-    // x·(1 + erf)/2 cancels where erf is near −1, so far below zero only the absolute error is small.
+    // x·(1 + erf)/2 cancels if erf is near −1, so far below zero only the absolute error is small.
     {"gelu", gelu, [](double x) { return x * (1 + std::erf(x / std::sqrt(2.0))) / 2; }, -6, 6, 8, 1},
     {"gelu_tanh", gelu_tanh,
      [](double x) { return x / 2 * (1 + std::tanh(std::sqrt(2 / M_PI) * (x + 0.044715 * x * x * x))); }, -6, 6, 8, 1},
@@ -82,7 +82,7 @@ TEST(Functions, AgreeWithTheCLibrary) {
       double error = std::abs(y[e] - exact) / unit;
       if (!(error <= worst)) worst = error, where = x[e];
     }
-    // f64 is only there for gradient checks: a thousand units is still twelve digits.
+    // f64 is only used for gradient checks: a thousand ulps still leave twelve digits.
     EXPECT_LE(worst, wide ? std::max(f.ulps, 1.0) * 256 : f.ulps)
         << f.name << (wide ? " f64" : " f32") << " at " << where;
     if (std::getenv("MD_PRINT_ULPS")) printf("%-12s %s %.2f ulp at %g\n", f.name, wide ? "f64" : "f32", worst, where);
@@ -187,7 +187,7 @@ TEST(Ties, GradientIsSplitEvenly) {
   EXPECT_EQ(out[1].to_doubles(), (std::vector<double>{1, 0.5, 0}));
   EXPECT_EQ(out[2].to_doubles(), (std::vector<double>{1, 0.5, 0}));
   EXPECT_EQ(out[3].to_doubles(), (std::vector<double>{0, 0.5, 1}));
-  EXPECT_EQ(out[5].to_doubles(), (std::vector<double>{0, 0, 1}));  // zero at zero, as PyTorch has it
+  EXPECT_EQ(out[5].to_doubles(), (std::vector<double>{0, 0, 1}));  // 0 at 0, as in PyTorch
 }
 
 TEST(Ties, MaxSharesAmongAllOfThem) {
@@ -269,7 +269,7 @@ TEST(Constants, NumberWithATensorPrintsOneSplat) {
   EXPECT_EQ(text.find("broadcast_in_dim"), std::string::npos) << text;
   size_t constants = 0;
   for (size_t at = 0; (at = text.find("stablehlo.constant", at)) != std::string::npos; ++at) ++constants;
-  EXPECT_EQ(constants, 2u) << text;  // 2 is printed once for both uses
+  EXPECT_EQ(constants, 2u) << text;  // 2 is emitted once for both uses
 }
 
 TEST(Casting, RoundsToNearestEvenAndKeepsBits) {

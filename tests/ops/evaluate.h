@@ -1,4 +1,4 @@
-// Running a small graph on the CPU plugin, for tests: inputs in, doubles out.
+// Runs a small graph on the CPU plugin for tests: inputs in, doubles out.
 #pragma once
 
 #include <functional>

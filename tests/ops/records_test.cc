@@ -1,5 +1,6 @@
-// Every record, from one test: what it infers is what the compiler makes, and its gradient is what finite differences
-// say, in f64. A record is tested by existing; one without samples must be listed below with the test that covers it.
+// Tests every operation: the shapes it infers must equal the compiler's, and its gradient must equal finite differences
+// in f64. New operations are tested automatically; those without samples must be listed below with the test that covers
+// them.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -19,7 +20,7 @@
 namespace md {
 namespace {
 
-/// Records that no argument list alone can exercise, and where they are tested instead.
+/// Operations that cannot be tested with arguments alone, and their tests.
 const std::map<std::string, std::string> kTestedElsewhere = {
     {"scan", "needs a traced body; tests/autodiff/scan_test.cc"},
     {"while", "needs a traced body; tests/autodiff/scan_test.cc"},
@@ -50,11 +51,11 @@ std::vector<HostArray> run(const Program& program, const std::vector<HostArray>&
   return out;
 }
 
-/// Loss = Σ weightᵢ · outᵢ over the floating outputs, with fixed random weights; the gradient is compared along random
-/// directions, so one number sees every element.
+/// The loss is Σ weightᵢ · outᵢ over the floating-point outputs with fixed random weights; gradients are compared along
+/// random directions, so one number depends on every element.
 void check_sample(const OpDef& op, const OpSample& sample, std::mt19937& random) {
   Graph g(one_device().graph_options());
-  std::vector<Tensor> in, wanted;
+  std::vector<Tensor> in, expected;
   std::vector<HostArray> values;
   std::vector<size_t> moved;
   for (size_t i = 0; i < sample.inputs.size(); ++i) {
@@ -64,7 +65,7 @@ void check_sample(const OpDef& op, const OpSample& sample, std::mt19937& random)
     values.push_back(random_values(shape, sample.low, sample.high, random));
     bool wants = sample.differentiate.empty() ? is_float(shape.dtype) : sample.differentiate[i];
     if (!wants || op.vjp == no_gradient) continue;
-    wanted.push_back(in.back());
+    expected.push_back(in.back());
     moved.push_back(i);
   }
   std::vector<Tensor> out = apply_sample(op, g, in, sample.attributes);
@@ -73,7 +74,7 @@ void check_sample(const OpDef& op, const OpSample& sample, std::mt19937& random)
   for (size_t i = 0; i < out.size(); ++i) {
     inferred.push_back(out[i].shape());
     g.output("y" + std::to_string(i), out[i]);
-    if (!is_float(out[i].dtype()) || wanted.empty()) continue;
+    if (!is_float(out[i].dtype()) || expected.empty()) continue;
     Tensor weight = constant(g, random_values({DType::f64, out[i].dims()}, 0.5, 1.5, random));
     Tensor term = sum(cast(out[i], DType::f64) * weight);
     loss = loss ? loss + term : term;
@@ -81,10 +82,10 @@ void check_sample(const OpDef& op, const OpSample& sample, std::mt19937& random)
   std::vector<size_t> with_gradient;  // positions in `moved`
   if (loss) {
     g.output("loss", loss);
-    auto grads = grad(loss, wanted);
+    auto grads = grad(loss, expected);
     for (size_t i = 0; i < grads.size(); ++i) {
       if (!grads[i]) continue;
-      ASSERT_EQ(to_string(grads[i].shape()), to_string(wanted[i].shape()));
+      ASSERT_EQ(to_string(grads[i].shape()), to_string(expected[i].shape()));
       g.output("g" + std::to_string(i), grads[i]);
       with_gradient.push_back(i);
     }

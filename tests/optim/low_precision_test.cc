@@ -1,26 +1,28 @@
-// Weights narrower than float32: rounding up or down at random.
+// Weights narrower than float32: stochastic rounding.
 
 #include "maxdiffusion/optim/low_precision.h"
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/random.h"
 #include "tests/one_device.h"
 
 namespace md {
 namespace {
 
-/// The arrays rounded at a step of a seed. `axes`: logical names of their dims.
+/// The arrays, rounded at this step with this seed. `axes`: logical names of their dims.
 std::vector<std::vector<double>> rounded(const Devices& devices, const std::vector<HostArray>& xs, DType to,
                                          int32_t step = 3, uint64_t seed = 7, const LogicalAxes& axes = {}) {
   Graph g(devices.graph_options(&devices.rules()));
   std::vector<Tensor> inputs;
   for (const HostArray& x : xs) inputs.push_back(g.input("x" + std::to_string(inputs.size()), x.shape(), axes));
-  const Rng rng = Rng::seed(g, seed).at(constant(g, step, DType::s32)).for_("stochastic rounding").for_("unet");
+  const Rng rng = Rng::seed(g, seed).at_step(constant(g, step, DType::s32)).for_("stochastic rounding").for_("unet");
   for (Tensor t : round_stochastically(inputs, to, rng))
     g.output("y" + std::to_string(g.outputs().size()), t, "x" + std::to_string(g.outputs().size()));
   const Program program = compile(devices, g, {.jax_cache_dir = "off", .xla_flags = ""}, "rounding");
@@ -56,10 +58,10 @@ TEST(StochasticRounding, GoesToBothNeighboursWithTheValueAsTheMean) {
     double below, distance;
   };
   const std::vector<Case> cases = {
-      {DType::bf16, 1 + 0.3f / 128, 1, 1.0 / 128},  // far finer than bf16 near 1
+      {DType::bf16, 1 + 0.3f / 128, 1, 1.0 / 128},  // much finer than bf16 near 1
       {DType::bf16, -1 - 0.3f / 128, -1 - 1.0 / 128, 1.0 / 128},
-      {DType::bf16, 2 - 0.01f / 128, 2 - 1.0 / 128, 1.0 / 128},  // to the next power of two
-      {DType::bf16, 3e-20f, 0, 0},                               // filled in below
+      {DType::bf16, 2 - 0.01f / 128, 2 - 1.0 / 128, 1.0 / 128},  // up to the next power of two
+      {DType::bf16, 3e-20f, 0, 0},                               // below and distance are computed in the loop
       {DType::f16, 0.1f, 0, 0},
       {DType::f16, 1e-7f, std::ldexp(1, -24), std::ldexp(1, -24)},  // below the smallest normal number
       {DType::f8e4m3fn, 1.05f, 1, 1.0 / 8},
@@ -97,7 +99,7 @@ TEST(StochasticRounding, IsIndependentByElementParameterStepAndSeed) {
                                                 rounded(one_device(), {half}, DType::bf16, 3, 8)[0]};
   EXPECT_EQ(rounded(one_device(), {half, half}, DType::bf16), both);
   for (size_t i = 0; i < all.size(); ++i) {
-    for (size_t lag : {1, 2, 256}) {  // neighbours of a row, and of a column of 256
+    for (size_t lag : {1, 2, 256}) {  // neighbours in a row, and in a column of 256
       double same = 0;
       for (size_t k = lag; k < all[i].size(); ++k) same += all[i][k] == all[i][k - lag];
       EXPECT_NEAR(same / kDraws, 0.5, 0.01) << i << " lag " << lag;
@@ -107,6 +109,36 @@ TEST(StochasticRounding, IsIndependentByElementParameterStepAndSeed) {
       for (size_t k = 0; k < all[i].size(); ++k) same += all[i][k] == all[j][k];
       EXPECT_NEAR(same / kDraws, 0.5, 0.01) << i << " and " << j;
     }
+  }
+}
+
+/// The random key of the first parameter that `rounded` uses.
+std::pair<uint32_t, uint32_t> first_key(int32_t step, uint64_t seed) {
+  Graph g(one_device().graph_options(&one_device().rules()));
+  const Rng rng = Rng::seed(g, seed).at_step(constant(g, step, DType::s32)).for_("stochastic rounding").for_("unet");
+  g.output("key", random_bits(rng, {1, 2}));
+  const Program program = compile(one_device(), g, {.jax_cache_dir = "off", .xla_flags = ""}, "key");
+  const HostArray key = one_device().get(program.run(std::vector<Array*>{})[0]);
+  return {key.view<uint32_t>()[0], key.view<uint32_t>()[1]};
+}
+
+// Reference in integers: adds 16 random bits below bf16's last bit and truncates. A negative number's pattern holds its
+// magnitude, so the complement of the random bits is added: the number then moves in the same direction.
+TEST(StochasticRounding, IsAnAdditionToBitPatternsAndACut) {
+  const auto [k0, k1] = first_key(3, 7);
+  auto hash = [](uint32_t x) {
+    x = (x ^ (x >> 16)) * 0x7feb352du;
+    x = (x ^ (x >> 15)) * 0x846ca68bu;
+    return x ^ (x >> 16);
+  };
+  std::vector<float> values;
+  for (int i = 0; i < 4096; ++i) values.push_back(std::ldexp(std::sin(1.7f * static_cast<float>(i)), i % 40 - 20));
+  const std::vector<double> found = rounded(f32(values), DType::bf16);
+  for (uint32_t i = 0; i < values.size(); ++i) {
+    const uint32_t random = hash(hash(i + k0) + k1) >> 16;
+    const auto pattern = std::bit_cast<uint32_t>(values[i]);
+    const uint32_t added = pattern + (values[i] < 0 ? 0xffffu - random : random);
+    ASSERT_EQ(found[i], std::bit_cast<float>(added & 0xffff0000u)) << values[i] << " at " << i;
   }
 }
 

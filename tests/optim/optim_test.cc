@@ -1,4 +1,4 @@
-// Optimizers on the device, against torch.optim (tools/golden/optimizers.py).
+// Optimizers on the device, compared with torch.optim (tools/golden/optimizers.py).
 
 #include <gtest/gtest.h>
 
@@ -21,19 +21,18 @@ using nlohmann::json;
 
 struct State {
   std::vector<HostArray> params;
-  std::vector<std::vector<HostArray>> slots;  // for each slot, as params
+  std::vector<std::vector<HostArray>> slots;  // [slot][parameter]
 };
 
-/// Graphs of one CPU device may call an optimizer's kernel; without it, every parameter is updated by its own
-/// statements, as on other devices and meshes.
+/// Options for graphs of one CPU device. `kernel`: they may call an optimizer's kernel; otherwise each parameter is
+/// updated by separate statements, as on other devices and meshes.
 GraphOptions options(bool kernel) {
   GraphOptions o = one_device().graph_options();
   o.cpu_kernels.callable &= kernel;
   return o;
 }
 
-/// One update as a program: compiled for the shapes of `s`; parameters without a gradient are those where `grads` is
-/// empty.
+/// One update as a program, compiled for the shapes of `s`; parameters with an empty entry in `grads` have no gradient.
 class Updater {
  public:
   Updater(const OptimConfig& config, const State& s, const std::vector<HostArray>& grads, bool kernel = true)
@@ -127,7 +126,7 @@ void expect_near(const HostArray& found, const json& expected, double tolerance,
     EXPECT_NEAR(values[i], expected[i].get<double>(), tolerance) << what << " element " << i;
 }
 
-/// The options of a golden as keys.
+/// Keys for the options of a golden.
 OptimConfig config_of(const std::string& optimizer, const json& o) {
   OptimConfig c = plain();
   c.optimizer = optimizer;
@@ -135,14 +134,14 @@ OptimConfig config_of(const std::string& optimizer, const json& o) {
   c.max_grad_norm = o.value("max_grad_norm", 0.0);
   c.max_grad_value = o.value("max_grad_value", 0.0);
   if (optimizer == "sgd") {
-    c.own<double>("sgd_momentum") = o["momentum"];
-    c.own<bool>("sgd_nesterov") = o["nesterov"];
-    c.own<double>("sgd_weight_decay") = o["weight_decay"];
+    c.optimizer_arg<double>("sgd_momentum") = o["momentum"];
+    c.optimizer_arg<bool>("sgd_nesterov") = o["nesterov"];
+    c.optimizer_arg<double>("sgd_weight_decay") = o["weight_decay"];
   } else {
-    c.own<double>("adam_b1") = o["betas"][0];
-    c.own<double>("adam_b2") = o["betas"][1];
-    c.own<double>("adam_eps") = o["eps"];
-    c.own<double>("adam_weight_decay") = o["weight_decay"];
+    c.optimizer_arg<double>("adam_b1") = o["betas"][0];
+    c.optimizer_arg<double>("adam_b2") = o["betas"][1];
+    c.optimizer_arg<double>("adam_eps") = o["eps"];
+    c.optimizer_arg<double>("adam_weight_decay") = o["weight_decay"];
   }
   return c;
 }
@@ -167,7 +166,7 @@ void expect_golden(const std::string& optimizer, bool kernel) {
       const std::string what = name + " update " + std::to_string(k);
       EXPECT_NEAR(norm, step["norm"].get<double>(), 2e-6 * (1 + norm)) << what;
       for (size_t i = 0; i < shapes.size(); ++i) {
-        // Float32 rounding of ten updates of size 0.02 on values near 1.
+        // Float32 rounding error of ten updates of size 0.02 on values near 1.
         expect_near(s.params[i], step["params"][i], 2e-6, what + " parameter " + std::to_string(i));
         for (size_t slot = 0; slot < slots; ++slot)
           expect_near(s.slots[slot][i], step["slots"][slot][i], 1e-6, fmt::format("{} slot {} of {}", what, slot, i));
@@ -180,15 +179,15 @@ void expect_golden(const std::string& optimizer, bool kernel) {
 TEST(AdamW, TenUpdatesMatchTorch) { expect_golden("adamw", false); }
 TEST(AdamW, TenUpdatesOfTheKernelMatchTorch) { expect_golden("adamw", true); }
 TEST(Sgd, TenUpdatesMatchTorch) {
-  for (bool kernel : {true, false}) expect_golden("sgd", kernel);  // of the norm; SGD has none of its own
+  for (bool kernel : {true, false}) expect_golden("sgd", kernel);  // the norm's kernel; SGD has none
 }
 
 TEST(Sgd, LooksAheadOnlyAlongASum) {
   OptimConfig c;
   c.optimizer = "sgd";
-  c.own<bool>("sgd_nesterov") = true;
+  c.optimizer_arg<bool>("sgd_nesterov") = true;
   EXPECT_EQ(make_optimizer(c)->full_name(), "torch.optim.sgd.SGD(momentum=0.9,weight_decay=0,nesterov=True)");
-  c.own<double>("sgd_momentum") = 0;
+  c.optimizer_arg<double>("sgd_momentum") = 0;
   try {
     make_optimizer(c);
     FAIL();
@@ -203,13 +202,13 @@ TEST(Optimizers, HaveArraysOfTheirOwnInTheState) {
   for (const std::string& name : optimizer_names()) {
     OptimConfig c;
     c.optimizer = name;
-    for (const StateSlot& slot : make_optimizer(c)->slots())
-      EXPECT_TRUE(prefixes.insert(slot.prefix).second && std::string(slot.prefix).ends_with("/")) << slot.prefix;
+    for (const std::string& prefix : state_prefixes(*make_optimizer(c)))
+      EXPECT_TRUE(prefixes.insert(prefix).second && prefix.ends_with("/")) << prefix;
   }
 }
 
 TEST(AdamW, KernelIsDeterministicOverManyChunks) {
-  // Sizes around the pieces that threads take in turns; norm and update must not depend on who took which.
+  // Sizes around the chunk size of the threads; norm and update must not depend on which thread took a chunk.
   OptimConfig c = plain();
   c.max_grad_norm = 0.5;
   c.max_grad_value = 0.9;
@@ -256,8 +255,8 @@ TEST(AdamW, AnEmptyGradientLeavesEverythingAsItIs) {
 TEST(AdamW, FirstUpdateIsTheLearningRateAtAnyScale) {
   for (float scale : {1e-6f, 1.0f, 1e6f}) {
     OptimConfig c = plain();
-    c.own<double>("adam_weight_decay") = 0;
-    c.own<double>("adam_eps") = 1e-12;
+    c.optimizer_arg<double>("adam_weight_decay") = 0;
+    c.optimizer_arg<double>("adam_eps") = 1e-12;
     const float one = 1.0f;
     const auto [next, norm] = update(c, 0, start({HostArray::of<float>({DType::f32, {}}, {&one, 1})}),
                                      {HostArray::of<float>({DType::f32, {}}, {&scale, 1})});
@@ -272,12 +271,12 @@ TEST(AdamW, ZeroGradientsDoNotDivideByTheirNorm) {
   const State s = start({HostArray::of<float>({DType::f32, {}}, {&one, 1})});
   const auto [next, norm] = update(c, 0, s, {zeros({DType::f32, {}})});
   EXPECT_EQ(norm, 0);
-  EXPECT_NEAR(next.params[0].to_doubles()[0], 1 - 0.1 * 0.01, 1e-6);  // decay alone
+  EXPECT_NEAR(next.params[0].to_doubles()[0], 1 - 0.1 * 0.01, 1e-6);  // weight decay only
 }
 
 TEST(Optimizers, ANormThatIsNotFiniteChangesNothing) {
   const std::vector<float> values = {1, 2};
-  for (const std::string& optimizer : optimizer_names()) {
+  for (const char* optimizer : {"adamw", "sgd"}) {
     OptimConfig c = plain();
     c.optimizer = optimizer;
     c.max_grad_norm = 1;
@@ -294,13 +293,13 @@ TEST(Optimizers, ANormThatIsNotFiniteChangesNothing) {
   }
 }
 
-// The first update without decay is one of ± the learning rate wherever there is a gradient: 3.5 becomes 4, within 1e-5
-// since 1 − β of f32 has an error of 3e-5. Sizes of a part of a vector, and of more than what the kernel holds in the
-// cache at once.
+// Without weight decay the first update is ± the learning rate for every nonzero gradient: 3.5 becomes 4, within 1e-5
+// because 1 − β in f32 has an error of 3e-5. The sizes are less than one vector, and more than the kernel keeps in the
+// cache.
 TEST(MovingAverage, MovesOnlyWithAppliedUpdates) {
   OptimConfig c = plain();
-  c.own<double>("adam_weight_decay") = 0;
-  c.own<double>("adam_eps") = 0;
+  c.optimizer_arg<double>("adam_weight_decay") = 0;
+  c.optimizer_arg<double>("adam_eps") = 0;
   c.learning_rate = 0.5;
   for (bool kernel : {true, false})
     for (int64_t n : {3, 70'003}) {
@@ -363,10 +362,14 @@ TEST(AdamW, WeightsAndMomentsOfBf16AreAMistake) {
 }
 
 TEST(LearningRate, GraphAndHostAgree) {
-  for (const char* name : {"constant", "constant_with_warmup", "linear", "cosine"}) {
+  for (const std::string& name : schedule_names()) {
     OptimConfig c;
     c.lr_scheduler = name;
     c.max_train_steps = 97;
+    c.lr_decay_steps = 30;
+    c.lr_scheduler_min_lr_ratio = 0.1;
+    c.lr_num_cycles = 3;
+    c.lr_power = 2;
     c.warmup_steps_fraction = 0.13;
     const std::vector<int32_t> steps = {0, 1, 5, 11, 12, 13, 50, 96, 97, 500};
     const Shape shape{DType::s32, {static_cast<int64_t>(steps.size())}};

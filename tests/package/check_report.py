@@ -1,5 +1,5 @@
-"""Checks the report of `accelerator_check sizes=tiny hardware=cpu`: every step ended well, and nothing was skipped but what
-neither a CPU nor a machine without PyTorch can do.
+"""Checks the report of `accelerator_check sizes=tiny hardware=cpu`: every step must have succeeded, and only tests that need
+an accelerator or PyTorch may be skipped.
 
   python3 tests/package/check_report.py FOLDER
 """

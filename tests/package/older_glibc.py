@@ -1,4 +1,4 @@
-"""Makes copies of libc.so.6 and libm.so.6 lack all that came after glibc 2.35: what asks for it is not loaded.
+"""Makes copies of libc.so.6 and libm.so.6 lack everything newer than glibc 2.35: a program that needs more is not loaded.
 
   python3 tests/package/older_glibc.py FILE …
 """

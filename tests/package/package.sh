@@ -27,7 +27,7 @@ make_root() {
   mkdir -p "$root"/{tmp,dev,proc,home,etc,lib64,opt} "$root/$libraries"
   chmod 1777 "$root/tmp" "$root/home"
   for name in libc libm libdl libpthread librt libresolv libmvec; do
-    file=$(/sbin/ldconfig -p | awk -v n="$name.so" 'index($1, n) == 1 && /x86-64/ {print $NF; exit}')
+    file=$(/sbin/ldconfig -p | awk -v n="$name.so" 'index($1, n) == 1 && /x86-64/ && !found++ {print $NF}')
     cp -L "$file" "$root/$libraries/"
   done
   cp -L /lib64/ld-linux-x86-64.so.2 "$root/lib64/"

@@ -1,6 +1,5 @@
-// FLUX.2-klein through the real program: guidance, reference images, latents as files, and files of ComfyUI.
+// FLUX.2-klein through the real program: guidance, reference images, latents as files, ComfyUI files.
 #include "maxdiffusion/base/host_array_rows.h"
-#include "maxdiffusion/media/image.h"
 #include "tests/pipelines/family_program.h"
 
 namespace md {
@@ -10,14 +9,6 @@ struct Flux2 : FamilyProgram {
   Flux2() : FamilyProgram({"flux2klein", "flux2/base", "flux2", {"text_encoder_out_layers=[1,2,3]"}}) {}
 
   const std::string distilled = MD_SOURCE_DIR "/tests/golden/flux2/distilled";
-
-  std::string image(const std::string& name, int64_t height, int64_t width, int shade) {
-    HostArray rgb(Shape{DType::u8, {height, width, 3}});
-    auto v = rgb.mutable_view<uint8_t>();
-    for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<uint8_t>(shade + static_cast<int>(i % 61));
-    write_png(t / name, rgb);
-    return t / name;
-  }
 };
 
 TEST_F(Flux2, IsGuidedAboveOneUnlessItWasDistilled) {
@@ -48,15 +39,15 @@ TEST_F(Flux2, SamplesAreAsLargeAsTheFirstReferenceImageWhereNoKeySaysOtherwise) 
   const std::vector<double> both = latents(base, {"image=" + images}), first = latents(base, {"image=" + t / "a.png"});
   EXPECT_NE(both, first);
   EXPECT_NE(first, latents(base, {}));
-  EXPECT_NE(latents(base, {"image=" + (t / "b.png") + "," + (t / "a.png")}), both);  // each has a time of its own
+  EXPECT_NE(latents(base, {"image=" + (t / "b.png") + "," + (t / "a.png")}), both);  // each image has its own time
 }
 
 // P-23
 TEST_F(Flux2, RefusesReferenceImagesThatItDoesNotTake) {
   expect_refused(generate(base, {"image=" + image("dot.png", 1, 1, 0)}), 2,
-                 "a reference image is of 1x1 pixels; expected 64 or more a side");
+                 "image: a reference of 1x1 pixels; expected 64 or more a side");
   expect_refused(generate(base, {"image=" + image("band.png", 20000, 80, 0)}), 2,
-                 "a reference image is of 20000x80 pixels; expected a side at most 8 times as long as the other");
+                 "image: a reference of 20000x80 pixels; expected a side at most 8 times as long as the other");
   expect_refused(generate(base, {"image=" + (t / "none.png")}), 4, "none.png");
   std::string many = image("a.png", 64, 64, 0);
   for (int i = 0; i < 10; ++i) many += "," + (t / "a.png");
@@ -72,7 +63,7 @@ TEST_F(Flux2, RefusesFlux2DevByTheNameOfItsTextEncoder) {
   expect_refused(generate(model, {}), 2, "the text encoder of FLUX.2-dev, Mistral, is not supported");
 }
 
-/// What the original program calls a parameter of diffusers, and which of its parts in order it is.
+/// The original program's name of a diffusers parameter, and the index of its part there.
 std::pair<std::string, size_t> original_name(const std::string& name) {
   std::string other = name;
   size_t part = 0;
@@ -127,7 +118,7 @@ TEST_F(Flux2, SingleFilesOfTheOriginalProgramGiveTheSameWeights) {
   for (const auto& [name, some] : parts) {
     std::vector<HostArray> all;
     for (const auto& [part, array] : some) all.push_back(array);
-    if (name.starts_with("final_layer.adaLN")) {  // shift and scale change places
+    if (name.starts_with("final_layer.adaLN")) {  // shift and scale are swapped
       const HostArray& both = all.at(0);
       all = {rows(both, both.dims()[0] / 2, both.dims()[0] / 2), rows(both, 0, both.dims()[0] / 2)};
     }

@@ -1,5 +1,5 @@
-// FLUX.1 through the real program: what images follow beside the goldens, and runs that are trained in full and with
-// LoRA, killed, resumed to the bit and drawn with.
+// FLUX.1 through the real program: properties of images that the goldens do not cover, and full and LoRA training that
+// is killed, resumed to the bit and sampled.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -21,7 +21,7 @@ const std::string kGoldens = MD_SOURCE_DIR "/tests/golden/", kDev = kGoldens + "
 struct FluxImages : testing::Test {
   TemporaryFolder t;
 
-  Outcome generate(const Words& more) {
+  Outcome generate(const Words& extra) {
     Words words = {"generate_flux",
                    MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                    "pretrained_model_name_or_path=" + kDev,
@@ -30,7 +30,7 @@ struct FluxImages : testing::Test {
                    "height=16",
                    "width=16",
                    "max_sequence_length=12"};
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     return maxdiffusion(words);
   }
   std::vector<double> latents(Words words, std::string* log = nullptr) {
@@ -45,14 +45,14 @@ struct FluxImages : testing::Test {
 TEST_F(FluxImages, FollowTheirKeys) {
   std::string log;
   const std::vector<double> plain = latents({"prompt=red heart", "guidance_scale=3.5"}, &log);
-  EXPECT_FALSE(contains(log, "no effect")) << log;
-  // A negative prompt does nothing by itself, which is said.
+  EXPECT_FALSE(contains(log, "ignored")) << log;
+  // A negative prompt alone has no effect, and the log says so.
   EXPECT_EQ(latents({"prompt=red heart", "guidance_scale=3.5", "negative_prompt=blue"}, &log), plain);
-  EXPECT_TRUE(contains(log, "negative_prompt has no effect")) << log;
-  // A second prompt of a file is for the file's own prompt.
+  EXPECT_TRUE(contains(log, "negative_prompt is ignored")) << log;
+  // A file's second prompt only applies to the file's prompt.
   write_file_atomic(t / "two.yml",
                     "base: " MD_SOURCE_DIR "/tests/pipelines/generate.yml\nprompt: red heart\nprompt_2: blue\n");
-  auto of_file = [&](const Words& more) {
+  auto of_file = [&](const Words& extra) {
     Words words = {"generate_flux",
                    t / "two.yml",
                    "pretrained_model_name_or_path=" + kDev,
@@ -63,7 +63,7 @@ TEST_F(FluxImages, FollowTheirKeys) {
                    "max_sequence_length=12",
                    "guidance_scale=3.5",
                    "output_type=latent"};
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     const Outcome o = maxdiffusion(words);
     EXPECT_EQ(o.status, 0) << o.err;
     log = o.err;
@@ -90,7 +90,7 @@ TEST_F(FluxImages, AreFilesOfTheirName) {
 struct TrainedFlux : testing::Test {
   TemporaryFolder t;
 
-  Outcome train(const std::string& name, const Words& more) {
+  Outcome train(const std::string& name, const Words& extra) {
     Words words = {"train_flux",
                    MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                    "run_name=" + name,
@@ -102,27 +102,27 @@ struct TrainedFlux : testing::Test {
                    "max_train_steps=6",
                    "checkpoint_every=8",
                    "max_sequence_length=12"};
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     return maxdiffusion(words);
   }
   std::string file(const std::string& run, int step, const std::string& name) {
     return t / (run + "/checkpoints/" + std::to_string(step) + "/" + name);
   }
-  std::vector<double> drawn(const std::string& model, const Words& more = {}) {
+  std::vector<double> generated(const std::string& model, const Words& extra = {}) {
     Words words = {"generate_flux",
                    MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                    "pretrained_model_name_or_path=" + model,
-                   "output_dir=" + (t / "drawn"),
+                   "output_dir=" + (t / "sampled"),
                    "prompt=a red heart",
                    "num_inference_steps=2",
                    "height=16",
                    "width=16",
                    "max_sequence_length=12",
                    "output_type=latent"};
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     const Outcome o = maxdiffusion(words);
     EXPECT_EQ(o.status, 0) << o.err;
-    return SafetensorsReader::open(t / "drawn/latents.safetensors").tensors().at("latents").to_doubles();
+    return SafetensorsReader::open(t / "sampled/latents.safetensors").tensors().at("latents").to_doubles();
   }
 };
 
@@ -136,7 +136,7 @@ TEST_F(TrainedFlux, FromRandomWeightsIsResumedToTheBitAndSampled) {
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_EQ(read_file(file("parts", 6, weights)), read_file(file("whole", 6, weights)));
   EXPECT_NE(read_file(file("whole", 4, weights)), read_file(file("whole", 6, weights)));
-  EXPECT_NE(drawn(file("whole", 6, "")), drawn(kDev));
+  EXPECT_NE(generated(file("whole", 6, "")), generated(kDev));
 }
 
 TEST_F(TrainedFlux, LoraIsResumedToTheBitAndSampled) {
@@ -150,19 +150,19 @@ TEST_F(TrainedFlux, LoraIsResumedToTheBitAndSampled) {
   std::vector<std::string> layers;
   for (const auto& [name, array] : SafetensorsReader::open(file("run", 6, peft)).tensors())
     if (name.ends_with(".lora_A.weight")) layers.push_back(name.substr(0, name.size() - 14));
-  // Eight layers of attention and four of feed-forward parts in two blocks, three and none in the two others.
+  // Double-stream blocks have eight attention and four feed-forward layers, single-stream ones three attention layers.
   EXPECT_EQ(layers.size(), 2u * 12 + 2 * 3);
-  const std::vector<double> plain = drawn(kDev), own = drawn(file("run", 6, ""));
-  EXPECT_NE(own, plain);
-  EXPECT_EQ(drawn(kDev, {"lora_files=" + file("run", 6, peft)}), own);
-  EXPECT_EQ(drawn(kDev, {"lora_files=" + file("run", 6, peft), "lora_scales=0"}), plain);
-  // Queries, keys and values are one tensor there, whose products add up in another order.
+  const std::vector<double> plain = generated(kDev), trained = generated(file("run", 6, ""));
+  EXPECT_NE(trained, plain);
+  EXPECT_EQ(generated(kDev, {"lora_files=" + file("run", 6, peft)}), trained);
+  EXPECT_EQ(generated(kDev, {"lora_files=" + file("run", 6, peft), "lora_scales=0"}), plain);
+  // That file stores queries, keys and values as one tensor, so its products are summed in another order.
   const SafetensorsReader written = SafetensorsReader::open(file("run", 6, kohya));
   EXPECT_TRUE(written.tensors().contains("lora_unet_double_blocks_1_txt_attn_qkv.lora_up.weight"));
   EXPECT_EQ(written.metadata().at("ss_base_model_version"), "flux1");
-  const std::vector<double> original = drawn(kDev, {"lora_files=" + file("run", 6, kohya)});
-  ASSERT_EQ(original.size(), own.size());
-  for (size_t i = 0; i < own.size(); ++i) EXPECT_NEAR(original[i], own[i], 1e-4) << i;
+  const std::vector<double> original = generated(kDev, {"lora_files=" + file("run", 6, kohya)});
+  ASSERT_EQ(original.size(), trained.size());
+  for (size_t i = 0; i < trained.size(); ++i) EXPECT_NEAR(original[i], trained[i], 1e-4) << i;
 }
 
 TEST_F(TrainedFlux, OnImagesTheTextEncodersLeaveFirst) {

@@ -1,5 +1,5 @@
-// Families whose text encoder is a language model, through the real program: prompts of all lengths, folders that lack
-// something, and LoRA that is trained, resumed to the bit and sampled with.
+// Families with a language model as text encoder, through the real program: prompts of all lengths, incomplete folders,
+// and LoRA that is trained, resumed to the bit and sampled.
 #include "tests/pipelines/family_program.h"
 
 namespace md {
@@ -9,8 +9,8 @@ namespace fs = std::filesystem;
 
 struct Row {
   FamilyFacts facts;
-  std::string pipeline, features;  // its class; the member of the transformer's config with the width of texts
-  size_t adapted = 0;              // layers with LoRA matrices, among them these
+  std::string pipeline, features;  // its class; the transformer's config key for the text width
+  size_t adapted = 0;              // number of layers with LoRA, some of which are `layers`
   std::vector<std::string> layers = {};
 };
 void PrintTo(const Row& r, std::ostream* os) { *os << r.facts.name; }
@@ -73,10 +73,10 @@ TEST_P(LanguageFamily, LoraIsResumedToTheBitAndSampledWith) {
     for (const auto& [name, array] : SafetensorsReader::open(folder + "/text_encoder").tensors()) names.insert(name);
     return names;
   };
-  EXPECT_EQ(tensors(checkpoint), tensors(base));  // those that are not read here, too
-  const std::vector<double> plain = latents(base, {}), own = latents(checkpoint, {});
-  EXPECT_NE(own, plain);
-  EXPECT_EQ(latents(base, {"lora_files=" + peft}), own);
+  EXPECT_EQ(tensors(checkpoint), tensors(base));  // also the unused ones
+  const std::vector<double> plain = latents(base, {}), trained = latents(checkpoint, {});
+  EXPECT_NE(trained, plain);
+  EXPECT_EQ(latents(base, {"lora_files=" + peft}), trained);
   EXPECT_EQ(latents(base, {"lora_files=" + peft, "lora_scales=0"}), plain);
 }
 
@@ -85,18 +85,18 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(Row{{"zimage", "zimage/base", "zimage", {"guidance_scale=2"}},
                         "ZImagePipeline",
                         "cap_feat_dim",
-                        4 * (1 + 1 + 2),  // of attention, in every block
+                        size_t{4} * (1 + 1 + 2),  // attention, in every block
                         {"layers.1.attention.to_out.0", "noise_refiner.0.attention.to_q"}},
                     Row{{"flux2klein", "flux2/base", "flux2", {"guidance_scale=2", "text_encoder_out_layers=[1,2,3]"}},
                         "Flux2KleinPipeline",
                         "joint_attention_dim",
-                        4 * 2 + 2 * 2,  // of attention, and both layers of single blocks
+                        size_t{4} * 2 + size_t{2} * 2,  // attention, and both layers of single blocks
                         {"transformer_blocks.1.attn.to_out.0", "single_transformer_blocks.1.attn.to_qkv_mlp_proj",
                          "single_transformer_blocks.0.attn.to_out"}},
                     Row{{"qwen_image", "qwenimage/base", "zimage", {"true_cfg_scale=2", "negative_prompt=grey"}},
                         "QwenImagePipeline",
                         "joint_attention_dim",
-                        4 * 2,  // of the image's tokens, in every block
+                        size_t{4} * 2,  // image tokens, in every block
                         {"transformer_blocks.1.attn.to_out.0", "transformer_blocks.0.attn.to_q"}}),
     [](const auto& info) { return info.param.facts.name; });
 

@@ -1,4 +1,4 @@
-// What the programs write on a mesh of eight devices, beside what they write on one.
+// Compares the program's results on a mesh of eight devices with those on one.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -23,20 +23,20 @@ const std::vector<std::string> kMesh = {"cpu_device_count=8", "ici_data_parallel
 struct OnEight {
   std::string name;
   std::vector<std::string> words;
-  std::string piece;  // of a matrix of attention, that one device holds
+  std::string shard;  // of an attention matrix on one device
 };
 
 class MeshRuns : public testing::Test {
  protected:
   Outcome run(const std::string& command, const std::string& name, std::vector<std::string> words,
-              const std::vector<std::string>& more = {}) {
+              const std::vector<std::string>& extra = {}) {
     words.insert(words.begin(), {command, MD_SOURCE_DIR "/tests/pipelines/generate.yml", "run_name=" + name,
                                  "pretrained_model_name_or_path=" + kGoldens + "/sd", "resolution=16",
-                                 "xla_flags=--xla_backend_optimization_level=0"});  // half the time to compile
-    words.insert(words.end(), more.begin(), more.end());
+                                 "xla_flags=--xla_backend_optimization_level=0"});  // halves compile time
+    words.insert(words.end(), extra.begin(), extra.end());
     return maxdiffusion(words);
   }
-  /// Trains four steps on one device and on each mesh of eight, with the same global batch.
+  /// Trains four steps on one device and on each mesh of eight devices, with the same global batch.
   void expect_losses_of_one_device(std::vector<std::string> words, const std::vector<OnEight>& meshes) {
     make_folders(t / "pictures");
     for (int i = 0; i < 8; ++i) {
@@ -46,7 +46,7 @@ class MeshRuns : public testing::Test {
       write_png(t / ("pictures/" + std::to_string(i) + ".png"), rgb);
       write_file_atomic(t / ("pictures/" + std::to_string(i) + ".txt"), "heart " + std::to_string(i));
     }
-    // Large enough that noise in a gradient near zero does not become a whole step of Adam's.
+    // Large, so that noise in a gradient near zero does not become a whole step of Adam.
     words.insert(words.end(), {"output_dir=" + t.path(), "train_data_dir=" + (t / "pictures"), "max_train_steps=4",
                                "learning_rate=1e-2", "adam_eps=1e-4", "warmup_steps_fraction=0", "max_grad_norm=0.5",
                                "diffusion_scheduler_config={_class_name: DDIMScheduler}"});
@@ -55,12 +55,12 @@ class MeshRuns : public testing::Test {
     const auto one = metrics("one");
     ASSERT_EQ(one.size(), 4u);
     for (size_t i = 1; i < 4; ++i) EXPECT_GT(std::abs(one[i].first / one[0].first - 1), 1e-3) << "nothing is learned";
-    for (auto [name, mesh, piece] : meshes) {
+    for (auto [name, mesh, shard] : meshes) {
       mesh.insert(mesh.end(), {"cpu_device_count=8", "per_device_batch_size=1", "log_sharding=true"});
       o = run("train", name, words, mesh);
       ASSERT_EQ(o.status, 0) << o.err;
       const size_t matrix = o.err.find("attn1.to_q.weight ");
-      EXPECT_TRUE(o.err.substr(matrix, o.err.find('\n', matrix) - matrix).ends_with(piece + " on each device"))
+      EXPECT_TRUE(o.err.substr(matrix, o.err.find('\n', matrix) - matrix).ends_with(shard + " on each device"))
           << o.err;
       const auto eight = metrics(name);
       ASSERT_EQ(eight.size(), 4u);
@@ -74,7 +74,7 @@ class MeshRuns : public testing::Test {
       EXPECT_LE(norm, 1e-4) << name;
     }
   }
-  /// Loss and norm of the gradient of every step.
+  /// Loss and gradient norm of every step.
   std::vector<std::pair<double, double>> metrics(const std::string& name) {
     std::vector<std::pair<double, double>> out;
     std::ifstream f(t / (name + "/metrics.jsonl"));
@@ -89,7 +89,7 @@ class MeshRuns : public testing::Test {
 
 // S1-1, S1-24, S3-20…22, S4-66…68
 TEST_F(MeshRuns, ModelsAreTrainedAsOnOneDevice) {
-  // One block each way, which is quicker to compile than the folder's model.
+  // One block per level compiles faster than the folder's model.
   std::filesystem::copy(kGoldens + "/sd", t / "model", std::filesystem::copy_options::recursive);
   auto unet = parse_json(read_file(t / "model/unet/config.json"));
   unet.update({{"block_out_channels", {16}},
@@ -107,6 +107,12 @@ TEST_F(MeshRuns, ModelsAreTrainedAsOnOneDevice) {
 TEST_F(MeshRuns, LoraIsTrainedAsOnOneDevice) {
   expect_losses_of_one_device({"train_lora=true", "lora_rank=2"}, {{"eight", kMesh, "f32[4,4]"}});
   EXPECT_TRUE(exists(t / "eight/checkpoints/4/pytorch_lora_weights.safetensors"));
+}
+
+TEST_F(MeshRuns, LossesAndNoiseOfAnotherKindAreThoseOfOneDevice) {
+  expect_losses_of_one_device({"train_lora=true", "lora_rank=2", "loss_type=huber", "multires_noise_iterations=4",
+                               "debiased_estimation_loss=true", "input_perturbation=0.1"},
+                              {{"eight", kMesh, "f32[4,4]"}});
 }
 
 TEST_F(MeshRuns, ControlNetSamplesAsOnOneDevice) {
@@ -135,7 +141,7 @@ TEST_F(MeshRuns, ControlNetSamplesAsOnOneDevice) {
   const std::vector<double> one = latents("one"), eight = latents("eight");
   ASSERT_EQ(one.size(), eight.size());
   ASSERT_EQ(one.size(), 8u * 4 * 8 * 8);
-  for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(eight[i], one[i], 1e-3) << i;  // of values up to 30 or so
+  for (size_t i = 0; i < one.size(); ++i) EXPECT_NEAR(eight[i], one[i], 1e-3) << i;  // values are up to about 30
 }
 
 }  // namespace

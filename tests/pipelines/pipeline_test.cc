@@ -1,5 +1,5 @@
-// One loaded pipeline for many requests: what is compiled and read again, what a cancelled request leaves, and that its
-// media are those of the command.
+// One loaded pipeline for many requests: what it compiles and reads again, the state after a cancelled request, and
+// that its media equal the command's.
 #include "maxdiffusion/pipelines/pipeline.h"
 
 #include <gtest/gtest.h>
@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "maxdiffusion/commands/generate.h"
 #include "maxdiffusion/commands/plan_generate.h"
 #include "maxdiffusion/media/image.h"
 #include "tests/cli/command.h"
@@ -31,13 +32,13 @@ class LoadedPipeline : public testing::Test {
     request.height = request.width = 16;
     request.sample_seed = 5;
   }
-  /// Of videos.
+  /// Sets up a request for a video.
   void ask_for_video() {
     request.height = request.width = 32;
     request.num_frames = 5;
     request.scheduler.flow_shift = 3;
   }
-  /// What the command makes of the same words.
+  /// The image that the command generates with the same words.
   std::string image_of_command(const std::string& model, std::vector<std::string> words,
                                const std::string& command = "generate") {
     std::filesystem::remove_all(t / "out");
@@ -51,15 +52,17 @@ class LoadedPipeline : public testing::Test {
     words.insert(words.begin(), all.begin(), all.end());
     const Outcome o = maxdiffusion(words);
     EXPECT_EQ(o.status, 0) << o.err;
-    return all_files(t / "out");  // one
+    return from_parameters(all_files(t / "out"));  // only one file
   }
   static std::string png(const SampleResult& r) {
-    return encode_png(image_of_batch(r.media, 0), {{"parameters", r.parameters.at(0)}});
+    return from_parameters(encode_png(image_of_batch(r.media, 0), {{"parameters", r.parameters.at(0)}}));
   }
+  /// Without the command's keys, which come first.
+  static std::string from_parameters(const std::string& bytes) { return bytes.substr(bytes.find("iTXtparameters")); }
   static bool same(const HostArray& a, const HostArray& b) {
     return a.shape() == b.shape() && std::memcmp(a.data(), b.data(), a.bytes()) == 0;
   }
-  /// The message of what `f` throws.
+  /// The error message of `f`.
   static std::string refusal(const std::function<void()>& f) {
     try {
       f();
@@ -88,17 +91,17 @@ TEST_F(LoadedPipeline, CompilesAndReadsNothingForASecondRequestOfTheSameSizes) {
   const SampleResult second = pipeline.generate(other);
   EXPECT_EQ(compiled, 3);
   EXPECT_FALSE(same(first.media, second.media));
-  // Another size is another denoiser and decoder; the text encoder does not see it.
+  // Another size needs another denoiser and decoder; the text encoder does not depend on it.
   other.width = 24;
   EXPECT_EQ(to_string(pipeline.generate(other).media.shape()), "f32[1,16,24,3]");
   EXPECT_EQ(compiled, 5);
-  // Nothing that was asked between changes a bit.
+  // Requests in between do not change a bit.
   const SampleResult again = pipeline.generate(request);
   EXPECT_EQ(compiled, 5);
   EXPECT_TRUE(same(again.media, first.media));
   EXPECT_TRUE(same(again.latents, first.latents));
   EXPECT_EQ(again.parameters, first.parameters);
-  // Step by step the number of steps is no part of the program.
+  // Step by step, the program does not depend on the number of steps.
   request.step_by_step = true;
   pipeline.generate(request);
   EXPECT_EQ(compiled, 6);
@@ -116,12 +119,12 @@ TEST_F(LoadedPipeline, GivesTheCommandsImagesWhetherItStaysOrNot) {
   for (const auto& [folder, words, side] :
        {Model{kSd, {"height=16", "width=16"}, 16}, Model{kSdxl, {"height=16", "width=16"}, 16},
         Model{kFlux, {"height=32", "width=32", "max_sequence_length=12"}, 32}}) {
-    const std::string wanted = image_of_command(folder, words);
+    const std::string expected = image_of_command(folder, words);
     request.height = request.width = side;
     for (const bool keep : {true, false}) {
       options.keep_loaded = keep;
       DiffusionPipeline pipeline = DiffusionPipeline::load(folder, options);
-      for (int i = 0; i < 2; ++i) EXPECT_TRUE(png(pipeline.generate(request)) == wanted) << folder << keep << i;
+      for (int i = 0; i < 2; ++i) EXPECT_TRUE(png(pipeline.generate(request)) == expected) << folder << keep << i;
     }
   }
 }
@@ -129,7 +132,7 @@ TEST_F(LoadedPipeline, GivesTheCommandsImagesWhetherItStaysOrNot) {
 TEST_F(LoadedPipeline, ACancelledRequestEndsBetweenStepsAndLeavesNoTrace) {
   DiffusionPipeline pipeline = DiffusionPipeline::load(kSd, options);
   request.step_by_step = true;
-  const SampleResult wanted = DiffusionPipeline::load(kSd, options).generate(request);
+  const SampleResult expected = DiffusionPipeline::load(kSd, options).generate(request);
   std::stop_source before;
   before.request_stop();
   request.stop = before.get_token();
@@ -148,7 +151,7 @@ TEST_F(LoadedPipeline, ACancelledRequestEndsBetweenStepsAndLeavesNoTrace) {
   };
   EXPECT_THROW(pipeline.generate(request), Cancelled);
   EXPECT_EQ(last, 2);
-  // What a callback throws ends the request as well.
+  // An exception from a callback also ends the request.
   request.stop = {};
   request.progress = [](SampleStage, int64_t done, int64_t) {
     if (done == 3) throw std::runtime_error("enough");
@@ -157,8 +160,65 @@ TEST_F(LoadedPipeline, ACancelledRequestEndsBetweenStepsAndLeavesNoTrace) {
 
   request.progress = {};
   const SampleResult next = pipeline.generate(request);
-  EXPECT_TRUE(same(next.media, wanted.media));
-  EXPECT_TRUE(same(next.latents, wanted.latents));
+  EXPECT_TRUE(same(next.media, expected.media));
+  EXPECT_TRUE(same(next.latents, expected.latents));
+}
+
+TEST_F(LoadedPipeline, ChangesItsLorasWithoutCompiling) {
+  const auto with = [](const std::vector<std::string>& files) {
+    LoraKeys keys;
+    keys.lora_files = files;
+    return keys;
+  };
+  const std::string lora = kGoldens + "pipelines/lora_kohya.safetensors";
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kSdxl, options);
+  const SampleResult plain = pipeline.generate(request);
+  options.lora = with({lora});
+  const SampleResult expected = DiffusionPipeline::load(kSdxl, options).generate(request);
+  EXPECT_FALSE(same(plain.media, expected.media));
+  compiled = 0;
+  pipeline.set_loras(with({lora}));
+  EXPECT_TRUE(same(pipeline.generate(request).media, expected.media));
+  EXPECT_THROW(pipeline.set_loras(with({kGoldens + "pipelines/none.safetensors"})), Error);
+  EXPECT_TRUE(same(pipeline.generate(request).media, expected.media)) << "those before";
+  pipeline.set_loras({});
+  EXPECT_TRUE(same(pipeline.generate(request).media, plain.media));
+  EXPECT_EQ(compiled, 0);
+}
+
+TEST_F(LoadedPipeline, SeedsOfEachPromptGiveWhatRequestsOfTheirOwnGive) {
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kSd, options);
+  request.scheduler.scheduler = "euler";
+  request.num_images_per_prompt = 2;
+  std::vector<std::string> expected;
+  for (const auto& [prompt, seed] : {std::pair{"red", 5}, {"blue", 9}}) {
+    request.prompt = {prompt}, request.sample_seed = seed;
+    const SampleResult r = pipeline.generate(request);
+    for (int64_t i = 0; i < 2; ++i)
+      expected.push_back(encode_png(image_of_batch(r.media, i)) + r.parameters[static_cast<size_t>(i)]);
+  }
+  request.prompt = {"red", "blue"}, request.seeds = {5, 9};
+  const SampleResult r = pipeline.generate(request);
+  for (int64_t i = 0; i < 4; ++i)
+    EXPECT_TRUE(encode_png(image_of_batch(r.media, i)) + r.parameters[static_cast<size_t>(i)] ==
+                expected[static_cast<size_t>(i)])
+        << i << r.parameters[static_cast<size_t>(i)];
+  request.seeds = {5};
+  EXPECT_TRUE(
+      contains(refusal([&] { pipeline.generate(request); }), "seeds: 1 are given for 2 prompts; expected one each"));
+  request.seeds = {5, 9};
+  request.scheduler.scheduler = "euler_ancestral";
+  EXPECT_TRUE(contains(refusal([&] { pipeline.generate(request); }), "and a sampler that adds noise"));
+  request.scheduler.scheduler = "euler", request.hires_scale = 2;
+  EXPECT_TRUE(contains(refusal([&] { pipeline.generate(request); }), "hires_scale is 2 with seeds; expected 1"));
+}
+
+TEST_F(LoadedPipeline, AnotherOnItsDevicesGivesTheSame) {
+  DiffusionPipeline first = DiffusionPipeline::load(kSd, options);
+  DiffusionPipeline second = DiffusionPipeline::load_beside(first, kSdxl, options);
+  EXPECT_EQ(&first.devices().client(), &second.devices().client());
+  const SampleResult expected = DiffusionPipeline::load(kSdxl, options).generate(request);
+  EXPECT_TRUE(same(second.generate(request).media, expected.media));
 }
 
 TEST_F(LoadedPipeline, SaysHowFarItIsAndGivesLatentsAlone) {
@@ -176,14 +236,14 @@ TEST_F(LoadedPipeline, SaysHowFarItIsAndGivesLatentsAlone) {
   EXPECT_EQ(to_string(whole.media.shape()), "f32[4,16,16,3]");
   EXPECT_EQ(whole.parameters.size(), 4U);
   EXPECT_TRUE(contains(whole.parameters[2],
-                       "blue\nSteps: 4, Sampler: EulerDiscreteScheduler, CFG scale: 7.5, Seed: 5, "
+                       "blue\nSteps: 4, Sampler: Euler, CFG scale: 7.5, Seed: 5, "
                        "Size: 16x16, Model: sdxl, Image: 2"))
       << whole.parameters[2];
   request.decode = false;
   const SampleResult latents = pipeline.generate(request);
   EXPECT_FALSE(latents.media);
   EXPECT_TRUE(same(latents.latents, whole.latents));
-  // The second of each prompt alone is the same image.
+  // The second sample of each prompt, generated alone, is the same image.
   request.num_images_per_prompt = 1, request.prompt = {"red"}, request.first_sample = 1;
   EXPECT_TRUE(contains(pipeline.generate(request).parameters.at(0), "Image: 1"));
 }
@@ -205,7 +265,7 @@ TEST_F(LoadedPipeline, TakesLoraFilesAndAControlNet) {
   DiffusionPipeline pipeline = DiffusionPipeline::load(kSd, options);
   EXPECT_TRUE(contains(refusal([&] { pipeline.generate(request); }), "controlnet_image is empty"));
   request.control = {.image = image, .scale = 0.7};
-  request.height.reset(), request.width.reset();  // those of the image, as multiples of 64
+  request.height.reset(), request.width.reset();  // default: the image's size, in multiples of 64
   const SampleResult controlled = pipeline.generate(request);
   EXPECT_EQ(to_string(controlled.media.shape()), "f32[1,64,128,3]");
   EXPECT_TRUE(png(controlled) ==
@@ -223,19 +283,19 @@ TEST_F(LoadedPipeline, VideosOfBothExpertsStayOnTheDevices) {
   ask_for_video();
   for (const auto& [folder, most] : {std::pair{kWan, 4}, {kWan2, 5}}) {
     options.keep_loaded = false;
-    const SampleResult wanted = DiffusionPipeline::load(folder, options).generate(request);
-    EXPECT_EQ(to_string(wanted.media.shape()), "f32[1,5,32,32,3]");
+    const SampleResult expected = DiffusionPipeline::load(folder, options).generate(request);
+    EXPECT_EQ(to_string(expected.media.shape()), "f32[1,5,32,32,3]");
     options.keep_loaded = true;
     std::filesystem::remove_all(t / "model");
     std::filesystem::copy(folder, t / "model", std::filesystem::copy_options::recursive);
     DiffusionPipeline pipeline = DiffusionPipeline::load(t / "model", options);
     compiled = 0;
-    EXPECT_TRUE(same(pipeline.generate(request).media, wanted.media)) << folder;
+    EXPECT_TRUE(same(pipeline.generate(request).media, expected.media)) << folder;
     EXPECT_EQ(compiled, most)
-        << folder;  // text encoder, one or two denoisers, the decoder of the first chunk and others
+        << folder;  // text encoder, one or two denoisers, the decoders of the first and later chunks
     for (const char* part : {"transformer", "transformer_2", "vae", "text_encoder"})
       std::filesystem::remove_all((t / "model/") + part);
-    EXPECT_TRUE(same(pipeline.generate(request).media, wanted.media)) << folder;
+    EXPECT_TRUE(same(pipeline.generate(request).media, expected.media)) << folder;
     EXPECT_EQ(compiled, most) << folder;
   }
 }
@@ -246,8 +306,8 @@ TEST_F(LoadedPipeline, CachesOfStepsAndPromptsFindTheirWeights) {
   const SampleResult plain = pipeline.generate(request);
   request.cache.use_kv_cache = true;
   options.keep_loaded = false;
-  const SampleResult wanted = DiffusionPipeline::load(kWan, options).generate(request);
-  for (int i = 0; i < 2; ++i) EXPECT_TRUE(same(pipeline.generate(request).media, wanted.media)) << i;
+  const SampleResult expected = DiffusionPipeline::load(kWan, options).generate(request);
+  for (int i = 0; i < 2; ++i) EXPECT_TRUE(same(pipeline.generate(request).media, expected.media)) << i;
   const int before = compiled;
   request.cache.use_kv_cache = false;
   EXPECT_TRUE(same(pipeline.generate(request).media, plain.media));
@@ -278,9 +338,9 @@ TEST_F(LoadedPipeline, RefusesWhatTheModelCannotDoAndTakesTheNextRequest) {
   EXPECT_TRUE(contains(refused([](auto& r) { r.height = 17; }), "height=17"));
   EXPECT_TRUE(contains(refused([](auto& r) { r.sample_seed = -1; }), "sample_seed is -1; expected 0 or more"));
   EXPECT_TRUE(contains(refused([](auto& r) {
-                         r.images = {HostArray(Shape{DType::u8, {8, 8, 3}})};
+                         r.images.resize(2, HostArray(Shape{DType::u8, {8, 8, 3}}));
                        }),
-                       "image, image_url, last_image: given; expected none"));
+                       "image: 2 images are given for 1 prompt"));
   EXPECT_TRUE(contains(refused([](auto& r) {
                          r.control.image = HostArray(Shape{DType::u8, {8, 8, 3}});
                        }),
@@ -303,21 +363,56 @@ TEST(PlanGenerate, IsMadeOfTheKeysAlone) {
   const GeneratePlan plan = plan_generate(request);
   EXPECT_EQ(plan.model, "nowhere");
   EXPECT_EQ(plan.folder, "images");
-  EXPECT_EQ(plan.sampling.request.prompt, Texts{"green"});
-  EXPECT_TRUE(plan.sampling.request.prompt_2.empty());  // of another prompt
-  EXPECT_EQ(plan.sampling.request.sample_seed, 3);
-  EXPECT_EQ(plan.sampling.request.resolution, 64);
-  EXPECT_EQ(plan.sampling.request.width, 32);
-  EXPECT_FALSE(plan.sampling.request.height);
-  EXPECT_FALSE(plan.sampling.request.decode);
-  EXPECT_EQ(plan.sampling.request.control.scale, 0.5);
-  EXPECT_EQ(plan.sampling.files.images, (std::vector<std::string>{"a.png"}));
+  EXPECT_EQ(plan.items.at(0).sampling.request.prompt, Texts{"green"});
+  EXPECT_TRUE(plan.items.at(0).sampling.request.prompt_2.empty());  // it belongs to another prompt
+  EXPECT_EQ(plan.items.at(0).sampling.request.sample_seed, 3);
+  EXPECT_EQ(plan.items.at(0).sampling.request.resolution, 64);
+  EXPECT_EQ(plan.items.at(0).sampling.request.width, 32);
+  EXPECT_FALSE(plan.items.at(0).sampling.request.height);
+  EXPECT_FALSE(plan.items.at(0).sampling.request.decode);
+  EXPECT_EQ(plan.items.at(0).sampling.request.control.scale, 0.5);
+  EXPECT_EQ(plan.items.at(0).sampling.files.images, (std::vector<std::string>{"a.png"}));
   EXPECT_EQ(plan.pipeline.lora.lora_files, std::vector<std::string>{"b.safetensors"});
   EXPECT_EQ(plan.pipeline.hardware.cpu_device_count, 2);
   EXPECT_EQ(plan.pipeline.batch.per_device, 2);
   EXPECT_FALSE(plan.pipeline.keep_loaded);
   EXPECT_EQ(plan.pipeline.controlnet, "");
   EXPECT_THROW(plan_generate(request, {.with_control = true}), Error);
+}
+
+TEST(PlanGenerate, LinesOfOneSizeAreCompiledOnce) {
+  const TemporaryFolder t;
+  write_file_atomic(t / "lines.txt", "one\n--prompt two --width 24\nthree\n--prompt four --width 24 --seed 9\none\n");
+  RunConfig c = RunConfig::load(MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                {"pretrained_model_name_or_path=" + kSd, "output_dir=" + (t / "out"), "height=16",
+                                 "width=16", "num_inference_steps=2", "prompt_file=" + (t / "lines.txt")});
+  std::map<std::string, int> compiled;
+  c.compile.uses = [&](const std::string& program) { ++compiled[program]; };
+  generate(generate_request(c));
+  EXPECT_EQ(compiled.size(), 5u);  // text encoder; denoiser and decoder of two sizes
+  for (const auto& [program, times] : compiled) EXPECT_EQ(times, 1) << program;
+  const auto pixels = [&](int i) { return pixels_of(t / fmt::format("out/image_{}.png", i)); };
+  EXPECT_EQ(pixels(4), pixels(0));
+  EXPECT_NE(pixels(2), pixels(0));
+}
+
+TEST(PlanGenerate, LinesReplaceTheirKeys) {
+  const TemporaryFolder t;
+  write_file_atomic(t / "lines.txt", "one\n--prompt two --prompt_2 second\n--steps 3\n");
+  const RunConfig c = RunConfig::from_source(ConfigSource::from_text(
+      "prompt: red\nprompt_2: blue\nseed: 3\noutput_dir: images\n", {"prompt_file=" + (t / "lines.txt")}));
+  const std::vector<GenerateItem> items = generate_request(c).items;
+  ASSERT_EQ(items.size(), 3u);
+  const auto texts = [&](size_t i) {
+    const SampleRequest& r = items[i].sampling.request;
+    return r.prompt.at(0) + (r.prompt_2.empty() ? "" : "|" + r.prompt_2[0]);
+  };
+  EXPECT_EQ(texts(0), "one");  // the second prompt belongs to another prompt
+  EXPECT_EQ(texts(1), "two|second");
+  EXPECT_EQ(texts(2), "red|blue");
+  EXPECT_EQ(items[2].sampling.request.num_inference_steps, 3);
+  EXPECT_EQ(items[2].sampling.request.sample_seed, 3);
+  EXPECT_EQ(items[2].where, t / "lines.txt:3");
 }
 
 }  // namespace

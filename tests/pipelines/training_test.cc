@@ -1,4 +1,4 @@
-// The program's training against PyTorch's: same weights, batches and draws, six steps.
+// The program's training compared with PyTorch's: same weights, batches and random numbers, six steps.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -11,6 +11,7 @@
 
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/ops/random.h"
 #include "tests/cli/command.h"
 
 namespace md {
@@ -32,7 +33,7 @@ std::vector<json> lines_of(const std::string& path) {
   return out;
 }
 
-Outcome train(const TemporaryFolder& t, const json& golden, const std::vector<std::string>& more) {
+Outcome train(const TemporaryFolder& t, const json& golden, const std::vector<std::string>& extra) {
   const std::string folder = golden["folder"], batches = golden["batches"];
   std::vector<std::string> words = {"train",
                                     MD_SOURCE_DIR "/tests/pipelines/generate.yml",
@@ -45,7 +46,7 @@ Outcome train(const TemporaryFolder& t, const json& golden, const std::vector<st
                                     "adam_weight_decay=1e-2",
                                     "max_train_steps=6"};
   for (const auto& word : golden["words"]) words.push_back(word);
-  words.insert(words.end(), more.begin(), more.end());
+  words.insert(words.end(), extra.begin(), extra.end());
   return maxdiffusion(words);
 }
 
@@ -76,14 +77,13 @@ TEST_P(Training, FollowsPyTorchForSixSteps) {
         std::max(worst_rate, std::abs(got[i]["learning_rate"].get<double>() - want["learning_rate"][i].get<double>()));
   }
   const double floor = want["noise_floor"]["metrics"];
-  // Masters that differ in the last bit are now and then rounded to different bf16 weights, 2^-8 apart: PyTorch's own
-  // runs then differ by this floor. Rounding without masters is off by 2e-2 here.
+  // Master weights that differ in the last bit sometimes round to different bf16 weights, 2^-8 apart; this floor is the
+  // difference between PyTorch's runs. Rounding without master weights gives an error of 2e-2 here.
   const bool rounded = name.ends_with("_bf16");
-  // Otherwise ten times the distance of PyTorch's own float32 run from its float64 run, and not tighter than 16
-  // roundings of a float32.
+  // Otherwise ten times the distance of PyTorch's float32 run from its float64 run, but at least 16 float32 roundings.
   auto bound = [&](double noise) { return rounded ? std::max(1e-4, 2 * noise) : std::max(2e-6, 10 * noise); };
   EXPECT_LE(worst, bound(floor));
-  EXPECT_LE(worst_rate, 1e-9);  // of a peak of 1e-3
+  EXPECT_LE(worst_rate, 1e-9);  // peak rate: 1e-3
 
   const SafetensorsReader weights =
       SafetensorsReader::open(t / ("run/checkpoints/6/" + component + "/diffusion_pytorch_model.safetensors"));
@@ -120,37 +120,38 @@ INSTANTIATE_TEST_SUITE_P(
                     Run{"flux_dev", "flux_dev"}, Run{"flux_schnell", "flux_schnell"}, Run{"flux2", "flux2"},
                     Run{"flux2_scanned", "flux2", {"scan_layers=true"}}, Run{"z_image", "z_image"},
                     Run{"z_image_scanned", "z_image", {"scan_layers=true"}}, Run{"qwen_image", "qwen_image"},
-                    Run{"qwen_image_scanned", "qwen_image", {"scan_layers=true"}},
+                    Run{"qwen_image_scanned", "qwen_image", {"scan_layers=true"}}, Run{"qwen_edit", "qwen_edit"},
+                    Run{"qwen_edit_scanned", "qwen_edit", {"scan_layers=true"}}, Run{"flux2_edit", "flux2_edit"},
                     Run{"flux_dev_scanned", "flux_dev", {"scan_layers=true"}}, Run{"sdxl_bf16", "sdxl_bf16"},
                     Run{"sd_v_snr_bf16", "sd_v_snr_bf16"},
-                    // The same update from two batches of half the size.
+                    // The same update from two half-size batches.
                     Run{"accumulated", "sdxl", {"gradient_accumulation_steps=2"}},
                     Run{"accumulated_bf16", "sdxl_bf16", {"gradient_accumulation_steps=2"}}),
     [](const auto& info) { return info.param.name; });
 
-/// LoRA of transformers, trained on recorded batches and drawn with.
+/// LoRA of transformers: trained on recorded batches, then sampled.
 struct TrainedLora : testing::Test {
   TemporaryFolder t;
   const std::vector<std::string> lora = {"train_lora=true", "lora_rank=2", "lora_alpha=1", "checkpoint_every=4",
                                          "learning_rate=1e-2"};
   const std::string peft = "pytorch_lora_weights.safetensors", comfyui = "lora_comfyui.safetensors";
 
-  void trained(const std::string& golden_name, const std::vector<std::string>& more = {}) {
+  void trained(const std::string& golden_name, const std::vector<std::string>& extra = {}) {
     std::vector<std::string> words = lora;
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     const Outcome o = train(t, golden()[golden_name], words);
     ASSERT_EQ(o.status, 0) << o.err;
   }
   std::string file(const std::string& name, int step = 6) {
     return t / ("run/checkpoints/" + std::to_string(step) + "/" + name);
   }
-  /// The latents that `generate` draws with the model of a folder.
-  std::vector<double> drawn(const std::string& model, const std::vector<std::string>& more = {}) {
-    std::filesystem::remove_all(t / "drawn");  // files of an earlier call would stay
+  /// The latents that `generate` samples with the model in a folder.
+  std::vector<double> generated(const std::string& model, const std::vector<std::string>& extra = {}) {
+    std::filesystem::remove_all(t / "sampled");  // files of an earlier call would remain
     std::vector<std::string> words = {"generate",
                                       MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                       "pretrained_model_name_or_path=" + model,
-                                      "output_dir=" + (t / "drawn"),
+                                      "output_dir=" + (t / "sampled"),
                                       "prompt=a red heart",
                                       "num_inference_steps=8",
                                       "height=32",
@@ -158,10 +159,10 @@ struct TrainedLora : testing::Test {
                                       "num_frames=5",
                                       "max_sequence_length=12",
                                       "output_type=latent"};
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     const Outcome o = maxdiffusion(words);
     EXPECT_EQ(o.status, 0) << o.err;
-    return SafetensorsReader::open(t / "drawn/latents.safetensors").tensors().at("latents").to_doubles();
+    return SafetensorsReader::open(t / "sampled/latents.safetensors").tensors().at("latents").to_doubles();
   }
 };
 
@@ -171,16 +172,24 @@ TEST_F(TrainedLora, OfATransformerIsResumedToTheBitAndSampled) {
   EXPECT_FALSE(exists(file("lora_kohya.safetensors")));
   const SafetensorsReader matrices = SafetensorsReader::open(file(peft)),
                           original = SafetensorsReader::open(file(comfyui));
-  std::set<std::string> wanted;
+  std::set<std::string> expected;
   for (int block = 0; block < 2; ++block)
     for (const char* module : {"attn1.to_q", "attn1.to_k", "attn1.to_v", "attn1.to_out.0", "attn2.to_q", "attn2.to_k",
                                "attn2.to_v", "attn2.to_out.0", "ffn.net.0.proj", "ffn.net.2"})
       for (const char* matrix : {"A", "B"})
-        wanted.insert(fmt::format("transformer.blocks.{}.{}.lora_{}.weight", block, module, matrix));
+        expected.insert(fmt::format("transformer.blocks.{}.{}.lora_{}.weight", block, module, matrix));
   std::set<std::string> written;
   for (const auto& [name, array] : matrices.tensors()) written.insert(name);
-  EXPECT_EQ(written, wanted);
-  EXPECT_EQ(original.tensors().size(), 60u);  // and alpha
+  EXPECT_EQ(written, expected);
+  // The original program's names of the same layers.
+  std::set<std::string> wanted_there, written_there;
+  for (int block = 0; block < 2; ++block)
+    for (const char* module : {"self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "cross_attn.q",
+                               "cross_attn.k", "cross_attn.v", "cross_attn.o", "ffn.0", "ffn.2"})
+      for (const char* end : {"lora_A.weight", "lora_B.weight", "alpha"})
+        wanted_there.insert(fmt::format("diffusion_model.blocks.{}.{}.{}", block, module, end));
+  for (const auto& [name, array] : original.tensors()) written_there.insert(name);
+  EXPECT_EQ(written_there, wanted_there);
   EXPECT_EQ(original.tensors().at("diffusion_model.blocks.1.ffn.2.lora_B.weight").to_doubles(),
             matrices.tensors().at("transformer.blocks.1.ffn.net.2.lora_B.weight").to_doubles());
 
@@ -191,30 +200,30 @@ TEST_F(TrainedLora, OfATransformerIsResumedToTheBitAndSampled) {
   EXPECT_NE(before, whole);
 
   const std::string model = kGoldens + "wan/t2v";
-  const std::vector<double> plain = drawn(model), own = drawn(file(""));
-  EXPECT_NE(plain, own);
-  EXPECT_EQ(drawn(model, {"lora_files=" + file(peft)}), own);
-  EXPECT_EQ(drawn(model, {"lora_files=" + file(comfyui)}), own);
-  EXPECT_EQ(drawn(model, {"lora_files=" + file(comfyui), "lora_scales=0"}), plain);
+  const std::vector<double> plain = generated(model), from_run = generated(file(""));
+  EXPECT_NE(plain, from_run);
+  EXPECT_EQ(generated(model, {"lora_files=" + file(peft)}), from_run);
+  EXPECT_EQ(generated(model, {"lora_files=" + file(comfyui)}), from_run);
+  EXPECT_EQ(generated(model, {"lora_files=" + file(comfyui), "lora_scales=0"}), plain);
 }
 
 // S2-98, S2-101
 TEST_F(TrainedLora, OfOneExpertIsThatOnes) {
   ASSERT_NO_FATAL_FAILURE(trained("wan_low"));
   const std::string model = kGoldens + "wan/a14b", start = t / "start.safetensors";
-  const std::vector<double> plain = drawn(model), own = drawn(file(""));
-  EXPECT_NE(own, plain);
-  EXPECT_EQ(drawn(model, {"lora_files=" + file(comfyui)}), own);
+  const std::vector<double> plain = generated(model), from_run = generated(file(""));
+  EXPECT_NE(from_run, plain);
+  EXPECT_EQ(generated(model, {"lora_files=" + file(comfyui)}), from_run);
   auto config = [&](const std::string& key) {
     return "lora_config={lora_model_name_or_path: ['" + file("") + "'], " + key + ": ['" + peft + "']}";
   };
-  EXPECT_EQ(drawn(model, {config("low_noise_weight_name")}), own);
-  EXPECT_EQ(drawn(model, {config("low_noise_weight_name"), "enable_lora=false"}), plain);
-  const std::vector<double> swapped = drawn(model, {config("high_noise_weight_name")});
-  EXPECT_NE(swapped, own);
+  EXPECT_EQ(generated(model, {config("low_noise_weight_name")}), from_run);
+  EXPECT_EQ(generated(model, {config("low_noise_weight_name"), "enable_lora=false"}), plain);
+  const std::vector<double> swapped = generated(model, {config("high_noise_weight_name")});
+  EXPECT_NE(swapped, from_run);
   EXPECT_NE(swapped, plain);
 
-  // What was trained is what training starts from.
+  // Training can start from a trained LoRA file.
   std::filesystem::copy(file(comfyui), start);
   std::filesystem::remove_all(t / "run");
   ASSERT_NO_FATAL_FAILURE(trained("wan_low", {"lora_init=" + start, "learning_rate=0"}));
@@ -223,18 +232,18 @@ TEST_F(TrainedLora, OfOneExpertIsThatOnes) {
   for (const auto& [name, array] : from) EXPECT_EQ(to.tensors().at(name).to_doubles(), array.to_doubles()) << name;
 }
 
-/// Both denoisers of a model in one run, and each in a run of its own on the same batches.
+/// Trains both denoisers of a model in one run, and each alone in a separate run on the same batches.
 struct BothExperts : testing::Test {
-  static constexpr bool kHigh[] = {true, false, false, true, true, false};  // whose batch each step is
+  static constexpr bool kHigh[] = {true, false, false, true, true, false};  // whether a step's batch is for high noise
   TemporaryFolder t;
 
-  /// The steps of the golden's batches for which `wanted` holds, at times of their expert.
-  std::string batches(const std::string& name, const std::function<bool(size_t)>& wanted) {
+  /// Writes the steps of the golden's batches for which `expected` holds, with timesteps of their expert.
+  std::string batches(const std::string& name, const std::function<bool(size_t)>& expected) {
     const HostArrays all = SafetensorsReader::open(kGoldens + "training/batches_a14b.safetensors").tensors();
     HostArrays chosen;
     size_t to = 0;
     for (size_t step = 0; step < std::size(kHigh); ++step) {
-      if (!wanted(step)) continue;
+      if (!expected(step)) continue;
       for (const char* field : {"latents", "noise", "encoder_hidden_states"})
         chosen[fmt::format("step{}.{}", to, field)] = all.at(fmt::format("step{}.{}", step, field));
       const float sigma = (kHigh[step] ? 0.9f : 0.2f) + 0.01f * static_cast<float>(step);
@@ -244,7 +253,7 @@ struct BothExperts : testing::Test {
     write_safetensors(t / (name + ".safetensors"), chosen);
     return t / (name + ".safetensors");
   }
-  Outcome run(const std::string& name, const std::string& expert, const std::vector<std::string>& more) {
+  Outcome run(const std::string& name, const std::string& expert, const std::vector<std::string>& extra) {
     std::vector<std::string> words = {"train",
                                       MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                       "run_name=" + name,
@@ -254,14 +263,14 @@ struct BothExperts : testing::Test {
                                       "learning_rate=1e-3",
                                       "lr_scheduler=constant",
                                       "warmup_steps_fraction=0"};
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     return maxdiffusion(words);
   }
-  /// A run of both, and of each, on recorded batches.
-  void run_all(const std::vector<std::string>& more) {
+  /// Runs both together, and each alone, on recorded batches.
+  void run_all(const std::vector<std::string>& extra) {
     auto with = [&](const std::string& file, const char* steps) {
       std::vector<std::string> words = {"replay_batches=" + file, steps};
-      words.insert(words.end(), more.begin(), more.end());
+      words.insert(words.end(), extra.begin(), extra.end());
       return words;
     };
     both_ = with(batches("all", [](size_t) { return true; }), "max_train_steps=6");
@@ -282,7 +291,7 @@ struct BothExperts : testing::Test {
       EXPECT_LE(std::sqrt(difference), 1e-6 * std::sqrt(size)) << name;
     }
   }
-  /// Which expert moved in each step, by the metrics.
+  /// Which expert was updated in each step, read from the metrics.
   std::string turns(const std::string& name) {
     std::string out;
     for (const json& line : lines_of(t / (name + "/metrics.jsonl"))) {
@@ -317,6 +326,11 @@ TEST_F(BothExperts, GetLoraFilesOfTheirOwn) {
   for (const std::string& file : {peft, comfyui}) {
     expect_equal(arrays("both/checkpoints/6/high_noise" + file), arrays("high/checkpoints/3" + file));
     expect_equal(arrays("both/checkpoints/6/low_noise" + file), arrays("low/checkpoints/3" + file));
+    // Both files use the first expert's names; the metadata says whose matrices the second file holds.
+    const auto high = SafetensorsReader::open(t / ("both/checkpoints/6/high_noise" + file)).metadata(),
+               low = SafetensorsReader::open(t / ("both/checkpoints/6/low_noise" + file)).metadata();
+    EXPECT_FALSE(high.contains("component"));
+    EXPECT_EQ(low.contains("component") ? low.at("component") : "", "transformer_2");
   }
 }
 
@@ -324,21 +338,23 @@ TEST_F(BothExperts, AlternateAsOftenAsTheirTimestepsAreSampled) {
   const std::vector<std::string> words = {
       "dataset_type=synthetic",  "height=32", "width=32", "num_frames=5", "max_sequence_length=7",
       "per_device_batch_size=1",
-      "boundary_ratio=0.75",  // half of the draws, which are shifted
+      "boundary_ratio=0.75",  // half of the random timesteps, which are shifted
       "max_train_steps=12"};
   const Outcome o = run("whole", "both", words);
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "the run's other models take")) << o.err;
-  const std::string drawn = turns("whole");
-  EXPECT_EQ(drawn.size(), 12u);
-  const auto high = std::ranges::count(drawn, 'H');
-  EXPECT_EQ(high + std::ranges::count(drawn, 'L'), 12);
-  EXPECT_TRUE(high > 2 && high < 10) << drawn;
+  // If the step's random number u < ½, the step trains the first expert, which is the one for high noise.
+  std::string expected;
+  for (uint64_t step = 0; step < 12; ++step) expected += HostRng(0, "turn").uniform(step) < 0.5 ? 'H' : 'L';
+  const auto high = std::ranges::count(expected, 'H');
+  EXPECT_TRUE(high > 2 && high < 10) << expected;
+  const std::string sampled = turns("whole");
+  EXPECT_EQ(sampled, expected);
   std::vector<std::string> five = words;
   five.push_back("max_train_steps=5");
   ASSERT_EQ(run("stopped", "both", five).status, 0);
   ASSERT_EQ(run("stopped", "both", words).status, 0);
-  EXPECT_EQ(turns("stopped"), drawn);
+  EXPECT_EQ(turns("stopped"), sampled);
   for (const char* part : {"transformer", "transformer_2"}) {
     const std::string file = fmt::format("checkpoints/12/{}/diffusion_pytorch_model.safetensors", part);
     EXPECT_EQ(read_file(t / ("whole/" + file)), read_file(t / ("stopped/" + file))) << part;

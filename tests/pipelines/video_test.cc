@@ -1,4 +1,4 @@
-// Videos that the program makes with a tiny folder: files, sizes, chunks, and what is refused.
+// Videos that the program generates with a tiny folder: files, sizes, chunks, and errors.
 #include <fmt/core.h>
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ const std::string kFolders = MD_SOURCE_DIR "/tests/golden/wan/";
 
 class Video : public testing::Test {
  protected:
-  Outcome generate(const std::vector<std::string>& more, const std::string& folder = "t2v") {
+  Outcome generate(const std::vector<std::string>& extra, const std::string& folder = "t2v") {
     std::vector<std::string> words = {"generate_wan",
                                       MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                       "pretrained_model_name_or_path=" + kFolders + folder,
@@ -41,7 +41,7 @@ class Video : public testing::Test {
                                       "height=32",
                                       "width=48",
                                       "num_frames=9"};
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     return maxdiffusion(words);
   }
   HostArray tensor(const std::string& file, const std::string& name) {
@@ -103,12 +103,12 @@ TEST_F(Video, IsTheSameToTheBitWithKeysAndValuesMadeOnce) {
   write_png(t / "image.png", tensor_of_golden("image"));
   const std::vector<std::string> words = {"output_type=latent", "max_sequence_length=512",
                                           "image=" + (t / "image.png")};
-  auto latents = [&](std::vector<std::string> more) {
-    more.insert(more.end(), words.begin(), words.end());
-    const Outcome o = generate(more, "i2v");
+  auto latents = [&](std::vector<std::string> extra) {
+    extra.insert(extra.end(), words.begin(), words.end());
+    const Outcome o = generate(extra, "i2v");
     EXPECT_EQ(o.status, 0) << o.err;
     EXPECT_EQ(contains(o.err, "keys and values of the prompt are computed once"),
-              more[0] == "use_kv_cache=true" && more[1] != "scan_diffusion_loop=true")
+              extra[0] == "use_kv_cache=true" && extra[1] != "scan_diffusion_loop=true")
         << o.err;
     return tensor("latents.safetensors", "latents");
   };
@@ -165,14 +165,14 @@ TEST_F(Video, TakesItsTransformerFromAnotherFile) {
 // P-17
 TEST_F(Video, TakesItsAutoencoderFromAFileWithOriginalNames) {
   ASSERT_EQ(generate({"output_type=np"}).status, 0);
-  const HostArray wanted = tensor("video.safetensors", "video");
+  const HostArray expected = tensor("video.safetensors", "video");
   const HostArrays weights = SafetensorsReader::open(kFolders + "t2v/vae").tensors();
-  const auto write = [&](const std::string& file, double more) {
+  const auto write = [&](const std::string& file, double extra) {
     HostArrays changed = weights;
     const HostArray bias = weights.at("decoder.conv_out.bias").cast(DType::f32);
     HostArray other(bias.shape());
     std::ranges::transform(bias.view<float>(), other.mutable_view<float>().begin(),
-                           [&](float v) { return v + static_cast<float>(more); });
+                           [&](float v) { return v + static_cast<float>(extra); });
     changed["decoder.conv_out.bias"] = other;
     write_safetensors(t / "published.safetensors", changed);
     const Outcome o = maxdiffusion({"convert", t / "published.safetensors", t / file, "component=vae",
@@ -183,14 +183,14 @@ TEST_F(Video, TakesItsAutoencoderFromAFileWithOriginalNames) {
   write("same.safetensors", 0);
   write("other.safetensors", 0.25);
   ASSERT_EQ(generate({"output_type=np", "vae_file=" + (t / "same.safetensors")}).status, 0);
-  EXPECT_EQ(largest_difference(wanted, tensor("video.safetensors", "video")), 0);
+  EXPECT_EQ(largest_difference(expected, tensor("video.safetensors", "video")), 0);
   ASSERT_EQ(generate({"output_type=np", "vae_file=" + (t / "other.safetensors")}).status, 0);
-  EXPECT_GT(largest_difference(wanted, tensor("video.safetensors", "video")), 0.01);
+  EXPECT_GT(largest_difference(expected, tensor("video.safetensors", "video")), 0.01);
 }
 
 // S2-55…57
 TEST_F(Video, OfSizesThatTheModelCannotTakeIsRefusedWithTheNearest) {
-  for (const auto& [words, said] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+  for (const auto& [words, message] : std::vector<std::pair<std::vector<std::string>, std::string>>{
            {{"num_frames=7"}, "num_frames is 7; expected 1 plus a multiple of 4: the nearest is 9"},
            {{"num_frames=0"}, "num_frames is 0"},
            {{"height=40"}, "size 40x48 is not a multiple of 16, as this model needs; the nearest is 48x48"},
@@ -200,7 +200,7 @@ TEST_F(Video, OfSizesThatTheModelCannotTakeIsRefusedWithTheNearest) {
     write_png(t / "picture.png", HostArray(Shape{DType::u8, {8, 8, 3}}));
     const Outcome o = generate(words);
     EXPECT_EQ(o.status, 2) << o.err;
-    EXPECT_TRUE(contains(o.err, said)) << o.err;
+    EXPECT_TRUE(contains(o.err, message)) << o.err;
   }
 }
 
@@ -216,21 +216,29 @@ TEST_F(Video, NeedsTheImagesThatItsModelNeeds) {
                 "max_sequence_length=512"},
                "flf2v");
   EXPECT_EQ(o.status, 0) << o.err;
-  // Addresses of the web are downloaded, but not from this machine.
+  const std::string one = t / "one.png";
+  o = generate({"image=" + one + "," + one + "," + one}, "i2v");
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "image, last_image: 3 images are given; this model's videos begin with one")) << o.err;
+  o = generate({"image=" + one + "," + one, "last_image=" + one}, "flf2v");
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "image, last_image: 3 images are given; this model's videos begin with one and may end"))
+      << o.err;
+  // Web addresses are downloaded, but not from this machine.
   o = generate({"image_url=http://127.0.0.1:9/one.png"}, "i2v");
   EXPECT_EQ(o.status, 4);
   EXPECT_TRUE(contains(o.err, "image 'http://127.0.0.1:9/one.png': an address of this machine or of a private network"))
       << o.err;
 }
 
-/// A run on eight clips of moving emoji with the tiny folder.
+/// A run on eight moving-emoji clips with the tiny folder.
 class VideoTraining : public Video {
  protected:
-  Outcome train(const std::string& name, const std::vector<std::string>& more) {
+  Outcome train(const std::string& name, const std::vector<std::string>& extra) {
     std::vector<std::string> words = {"train_wan", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "run_name=" + name};
-    return run(words, more);
+    return run(words, extra);
   }
-  Outcome run(std::vector<std::string> words, const std::vector<std::string>& more) {
+  Outcome run(std::vector<std::string> words, const std::vector<std::string>& extra) {
     const std::vector<std::string> rest = {"pretrained_model_name_or_path=" + kFolders + "t2v",
                                            "output_dir=" + t.path(),
                                            "max_sequence_length=12",
@@ -244,10 +252,10 @@ class VideoTraining : public Video {
                                            "per_device_batch_size=2",
                                            "learning_rate=1e-3"};
     words.insert(words.end(), rest.begin(), rest.end());
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     return maxdiffusion(words);
   }
-  /// Clips of these numbers of frames, every frame unlike the others, in the folder clips.
+  /// Writes clips with these numbers of frames, all frames different, to the folder clips.
   void make_clips(const std::vector<int64_t>& frames) {
     make_folders(t / "clips");
     for (size_t i = 0; i < frames.size(); ++i) {
@@ -275,13 +283,13 @@ TEST_F(VideoTraining, SamplesAfterEachEvaluationAndComparesTheEndWithTheStart) {
                                     "max_train_steps=2",
                                     "enable_ssim=true",
                                     "enable_generate_video_for_eval=true",
-                                    "output_type=png",  // to the bit
+                                    "output_type=png",  // lossless
                                     "learning_rate=0"};
   Outcome o = train("still", words);
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "SSIM score after training is 1.000000")) << o.err;
   EXPECT_TRUE(contains(o.err, "PSNR after training is inf dB")) << o.err;
-  auto drawn = [&](const std::string& run, int step) {
+  auto generated = [&](const std::string& run, int step) {
     HostArray frames(Shape{DType::u8, {5, 32, 32, 3}});
     for (int64_t i = 0; i < 5; ++i) {
       const std::string name = fmt::format("{}/samples/{}-train_steps-wan_output_0_0/{:04}.png", run, step, i);
@@ -290,24 +298,24 @@ TEST_F(VideoTraining, SamplesAfterEachEvaluationAndComparesTheEndWithTheStart) {
     }
     return frames;
   };
-  EXPECT_EQ(largest_difference(drawn("still", 1), drawn("still", 2)), 0);  // nothing is learned
-  // TensorBoard shows what the files hold, as the GIF that is made of them.
+  EXPECT_EQ(largest_difference(generated("still", 1), generated("still", 2)), 0);  // nothing is learned
+  // TensorBoard shows the contents of the files as a GIF.
   const std::string shown = all_files(t / "still/tensorboard");
   EXPECT_TRUE(contains(shown, "eval_samples/0"));
-  EXPECT_TRUE(contains(shown, encode_gif(drawn("still", 1), 8)));
+  EXPECT_TRUE(contains(shown, encode_gif(generated("still", 1), 8)));
   words.back() = "learning_rate=1e-1";
   o = train("moved", words);
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "SSIM score after training is 0.") || contains(o.err, "SSIM score after training is -0."))
       << o.err;
-  EXPECT_GT(mean_difference(drawn("moved", 1), drawn("moved", 2)), 10);
+  EXPECT_GT(mean_difference(generated("moved", 1), generated("moved", 2)), 10);
   o = train("without", {"enable_generate_video_for_eval=true", "prompt=a", "max_train_steps=1"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "enable_generate_video_for_eval needs eval_every")) << o.err;
 }
 
 TEST_F(VideoTraining, MagCacheKnowsTheRatiosOfPublishedModels) {
-  // A narrow model with the blocks and heads of 1.3B.
+  // A narrow model with the block and head counts of the 1.3B model.
   std::filesystem::copy(kFolders + "t2v", t / "narrow", std::filesystem::copy_options::recursive);
   auto config = parse_json(read_file(t / "narrow/transformer/config.json"));
   config["num_layers"] = 30, config["num_attention_heads"] = 12, config["attention_head_dim"] = 6;
@@ -352,7 +360,7 @@ TEST_F(VideoTraining, AnAutoencoderOfSingleFramesBeginsWithVideosFrameByFrame) {
     ++(copies ? over_time : kernels);
   }
   EXPECT_GT(kernels, 10);
-  EXPECT_EQ(over_time, 4);  // two levels halve the frames, two double them
+  EXPECT_EQ(over_time, 4);  // two levels halve the frame count, two double it
 }
 
 // S2-1, S2-46, S2-55…57, S2-77, S2-78, S2-120
@@ -373,19 +381,19 @@ TEST_F(VideoTraining, OnClipsEvaluatesResumesToTheBitAndIsSampled) {
 
   o = run({"generate_wan", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "run_name=whole"},
           {"prompt=a red heart moves up", "num_inference_steps=2"});
-  // The model given on the command line wins over the run's.
+  // A model on the command line takes precedence over the run's.
   ASSERT_EQ(o.status, 0) << o.err;
-  const std::string given = read_file(t / "wan_output_0_0.mp4");
+  const std::string bytes = read_file(t / "wan_output_0_0.mp4");
   o = maxdiffusion({"generate", t / "whole/config.yml", "prompt=a red heart moves up", "num_inference_steps=2"});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "the run's checkpoint " + (t / "whole/checkpoints/4") + " is used")) << o.err;
-  EXPECT_NE(read_file(t / "whole/wan_output_0_0.mp4"), given);
+  EXPECT_NE(read_file(t / "whole/wan_output_0_0.mp4"), bytes);
 }
 
 // S2-49, S2-50, S2-111, S2-112
 TEST_F(VideoTraining, TrainsInTheStepAndFromTfrecordsAsFromTheCache) {
-  auto losses = [&](const std::string& name, const std::vector<std::string>& more) {
-    const Outcome o = train(name, more);
+  auto losses = [&](const std::string& name, const std::vector<std::string>& extra) {
+    const Outcome o = train(name, extra);
     EXPECT_EQ(o.status, 0) << o.err;
     std::vector<double> all;
     std::istringstream lines(read_file(t / (name + "/metrics.jsonl")));
@@ -399,7 +407,7 @@ TEST_F(VideoTraining, TrainsInTheStepAndFromTfrecordsAsFromTheCache) {
   ASSERT_EQ(in_step.size(), 2u);
   for (size_t i = 0; i < 2; ++i) EXPECT_NEAR(in_step[i], cached[i], 1e-4 * cached[i]) << i;
 
-  // S2-111, S2-112: five records in a file, the others in the next.
+  // S2-111, S2-112: the first file has five records, the next one the others.
   Outcome o = run({"wan_txt2vid_data_preprocessing", MD_SOURCE_DIR "/tests/pipelines/generate.yml"},
                   {"tfrecords_dir=" + (t / "records"), "no_records_per_shard=5"});
   ASSERT_EQ(o.status, 0) << o.err;
@@ -408,7 +416,7 @@ TEST_F(VideoTraining, TrainsInTheStepAndFromTfrecordsAsFromTheCache) {
   for (const auto& file : std::filesystem::directory_iterator(t / "records")) files.insert(file.path().filename());
   EXPECT_EQ(files, (std::set<std::string>{"file_00-5.tfrec", "file_01-10.tfrec"}));
 
-  // S2-49, S2-50: they hold what the cache holds: latents from its distributions, and its embeddings.
+  // S2-49, S2-50: records hold latents sampled from the cached distributions, and the cached embeddings.
   RunConfig c = RunConfig::load(
       MD_SOURCE_DIR "/tests/pipelines/generate.yml",
       {"run_name=read", "output_dir=" + (t / "read"), "pretrained_model_name_or_path=" + kFolders + "t2v",
@@ -425,15 +433,18 @@ TEST_F(VideoTraining, TrainsInTheStepAndFromTfrecordsAsFromTheCache) {
                                     .array_columns = {"latents", "encoder_hidden_states"}}),
                        {.shuffle = false});
   double sum = 0, squares = 0, n = 0, farthest = 0;
-  std::vector<double> of_first;  // record
-  int64_t alike = 0;             // numbers of the others
+  std::vector<double> of_first;  // first record
+  int64_t alike = 0;             // equal values in the other records
   for (int64_t i = 0; i < 8; ++i) {
-    const HostArrays record = records.next().read().arrays, kept = cache.buckets[0]->read(i);
+    const HostArrays record = records.next().read().arrays, from_cache = cache.buckets[0]->read(i);
     const HostArray& text = record.at("encoder_hidden_states");
-    EXPECT_LE(largest_difference(text.reshaped(kept.at("prompt_embeds").dims()), kept.at("prompt_embeds")), 1e-5) << i;
+    EXPECT_LE(largest_difference(text.reshaped(from_cache.at("prompt_embeds").dims()), from_cache.at("prompt_embeds")),
+              1e-5)
+        << i;
     const HostArray& latents = record.at("latents");
     ASSERT_EQ(latents.dims(), (Dims{4, 2, 4, 4}));
-    const HostArray moments = models.family()->spec().autoencoder->latent_scale.apply_to_moments(kept.at("moments"));
+    const HostArray moments =
+        models.family()->spec().autoencoder->latent_scale.apply_to_moments(from_cache.at("moments"));
     const std::vector<double> x = latents.to_doubles(), m = moments.to_doubles();
     ASSERT_EQ(m.size(), 2 * x.size());
     for (size_t channel = 0; channel < 4; ++channel)
@@ -445,13 +456,13 @@ TEST_F(VideoTraining, TrainsInTheStepAndFromTfrecordsAsFromTheCache) {
         if (i > 0) alike += std::abs(z - of_first[channel * 32 + place]) < 0.01;
       }
   }
-  EXPECT_LE(alike, 20);  // of 896, where 5 are to be expected
-  // Of 1024 standard normal numbers: four deviations of their mean and of their variance.
+  EXPECT_LE(alike, 20);  // of 896; 5 are expected by chance
+  // For 1024 standard normal values: four deviations of their mean and of their variance.
   EXPECT_LE(std::abs(sum / n), 4 / std::sqrt(n));
   EXPECT_NEAR(squares / n, 1, 4 * std::sqrt(2 / n));
   EXPECT_LE(farthest, 5);
 
-  // Records say how long their texts are, so that the key changes nothing.
+  // Records hold the text length, so the key has no effect.
   const std::vector<std::string> words = {"dataset_type=tfrecord", "dataset_name=", "train_data_dir=" + (t / "records"),
                                           "max_train_steps=2"};
   std::vector<std::string> others = words;
@@ -463,7 +474,7 @@ TEST_F(VideoTraining, TrainsInTheStepAndFromTfrecordsAsFromTheCache) {
 
 // S2-29, S2-54
 TEST_F(VideoTraining, ABatchHasTheRowsAndSizesOfItsKeys) {
-  auto batch = [&](const std::vector<std::string>& more) {
+  auto batch = [&](const std::vector<std::string>& extra) {
     std::vector<std::string> words = {"inspect",
                                       "batch",
                                       MD_SOURCE_DIR "/tests/pipelines/generate.yml",
@@ -474,17 +485,17 @@ TEST_F(VideoTraining, ABatchHasTheRowsAndSizesOfItsKeys) {
                                       "max_sequence_length=12",
                                       "num_frames=5",
                                       "per_device_batch_size=2"};
-    words.insert(words.end(), more.begin(), more.end());
+    words.insert(words.end(), extra.begin(), extra.end());
     const Outcome o = maxdiffusion(words);
     EXPECT_EQ(o.status, 0) << o.err;
     return o.out;
   };
-  // S2-54: both sides, where they have no keys of their own.
+  // S2-54: height and width, if they have no keys.
   const std::string plain = batch({"resolution=48"});
   EXPECT_TRUE(contains(plain, "moments f32[2,2,6,6,8]")) << plain;
   const std::string sides = batch({"resolution=48", "height=32", "width=64"});
   EXPECT_TRUE(contains(sides, "moments f32[2,2,4,8,8]")) << sides;
-  // S2-29: instead of the batch of each device.
+  // S2-29: instead of the per-device batch.
   const std::string global = batch({"resolution=48", "global_batch_size=6", "cpu_device_count=4",
                                     "ici_data_parallelism=1", "ici_fsdp_parallelism=4"});
   EXPECT_TRUE(contains(global, "moments f32[6,2,6,6,8]") && contains(global, "prompt_embeds f32[6,12,16]")) << global;
@@ -494,16 +505,16 @@ TEST_F(VideoTraining, ABatchHasTheRowsAndSizesOfItsKeys) {
 TEST_F(VideoTraining, GivesEachClipTheMostFramesOfTheListThatItHas) {
   make_clips({10, 10, 10, 6, 6, 6, 2});
   const std::vector<std::string> words = {"dataset_name=", "train_data_dir=" + (t / "clips")};
-  auto with = [&](std::vector<std::string> more) {
-    more.insert(more.end(), words.begin(), words.end());
-    return more;
+  auto with = [&](std::vector<std::string> extra) {
+    extra.insert(extra.end(), words.begin(), words.end());
+    return extra;
   };
   Outcome o = train("mixed", with({"frame_buckets=[9,5]", "max_train_steps=3"}));
   ASSERT_EQ(o.status, 0) << o.err;
-  for (const char* said : {"bucket 32x32x5: 3 clips", "bucket 32x32x9: 3 clips", "6 clips, 1 skipped",
-                           "6.mp4: 2 frames; expected at least 5", "train transformer 32x32x5: program",
-                           "train transformer 32x32x9: program"})
-    EXPECT_TRUE(contains(o.err, said)) << said << "\n" << o.err;
+  for (const char* message : {"bucket 32x32x5: 3 clips", "bucket 32x32x9: 3 clips", "6 clips, 1 skipped",
+                              "6.mp4: 2 frames; expected at least 5", "train transformer 32x32x5: program",
+                              "train transformer 32x32x9: program"})
+    EXPECT_TRUE(contains(o.err, message)) << message << "\n" << o.err;
   ASSERT_EQ(train("parts", with({"frame_buckets=[9,5]", "max_train_steps=2"})).status, 0);
   ASSERT_EQ(train("parts", with({"frame_buckets=[9,5]", "max_train_steps=3"})).status, 0);
   EXPECT_EQ(weights("mixed", 3), weights("parts", 3));
@@ -514,14 +525,14 @@ TEST_F(VideoTraining, GivesEachClipTheMostFramesOfTheListThatItHas) {
   EXPECT_TRUE(contains(o.err, "train_new_vae cannot be combined with frame_buckets")) << o.err;
 }
 
-/// Training of a tiny model that begins videos with images.
+/// Trains a tiny image-to-video model.
 class ImageTraining : public VideoTraining {
  protected:
-  Outcome train(const std::string& name, const std::string& folder, std::vector<std::string> more) {
+  Outcome train(const std::string& name, const std::string& folder, std::vector<std::string> extra) {
     for (const std::string& word : {"pretrained_model_name_or_path=" + kFolders + folder, std::string("dataset_name="),
                                     "train_data_dir=" + (t / "clips")})
-      more.insert(more.begin(), word);
-    return VideoTraining::train(name, more);
+      extra.insert(extra.begin(), word);
+    return VideoTraining::train(name, extra);
   }
 };
 
@@ -571,9 +582,9 @@ TEST_F(ImageTraining, TakesTheFramesOfAClipAsGenerateTakesImages) {
         const HostArrays expected = generate.encode({frames}, {32, 32, 5}), found = cached.buckets[0]->read(i);
         ASSERT_EQ(expected.size(), 2u);
         for (const auto& [name, a] : expected) {
-          const HostArray kept = found.at(prefix + name);
-          ASSERT_EQ(kept.dims(), row_of(a, 0).dims());
-          EXPECT_LE(largest_difference(kept, row_of(a, 0)), 1e-5) << folder << " " << name << " " << i;
+          const HostArray saved = found.at(prefix + name);
+          ASSERT_EQ(saved.dims(), row_of(a, 0).dims());
+          EXPECT_LE(largest_difference(saved, row_of(a, 0)), 1e-5) << folder << " " << name << " " << i;
         }
       }
   }

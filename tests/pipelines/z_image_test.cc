@@ -1,4 +1,4 @@
-// Z-Image through the real program: guidance, sizes and files of ComfyUI.
+// Z-Image through the real program: guidance, sizes and ComfyUI files.
 #include "tests/pipelines/family_program.h"
 
 namespace md {
@@ -11,13 +11,13 @@ struct ZImage : FamilyProgram {
 TEST_F(ZImage, GuidesAboveZeroAndSaysWhatHasNoEffectWithoutGuidance) {
   std::string log;
   const std::vector<double> plain = latents(base, {"guidance_scale=0"}), guided = latents(base, {}, &log);
-  EXPECT_FALSE(contains(log, "no effect")) << log;
+  EXPECT_FALSE(contains(log, "ignored")) << log;
   EXPECT_NE(guided, plain);
   EXPECT_NE(latents(base, {"guidance_scale=0.5"}), plain);
   EXPECT_EQ(latents(base, {"guidance_scale=0", "negative_prompt=blue", "cfg_truncation=0.1"}, &log), plain);
   EXPECT_TRUE(contains(log, "guidance_scale=0")) << log;
   EXPECT_TRUE(contains(log, "negative_prompt")) << log;
-  EXPECT_EQ(latents(base, {"cfg_truncation=0", "num_inference_steps=1"}),  // the first step is at 0
+  EXPECT_EQ(latents(base, {"cfg_truncation=0", "num_inference_steps=1"}),  // the first step has time 0
             latents(base, {"num_inference_steps=1"}));
 }
 

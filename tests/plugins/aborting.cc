@@ -1,4 +1,4 @@
-// A plugin that ends the process that opens it, as one does that finds a driver it cannot take.
+// A plugin that aborts the process that opens it, like one whose driver is unsupported.
 #include <cstdio>
 #include <cstdlib>
 

@@ -1,4 +1,4 @@
-// A plugin that never answers, for tests of what waits for one.
+// A plugin that never returns, for tests of timeouts.
 #include <unistd.h>
 
 extern "C" const void* GetPjrtApi() {

@@ -1,2 +1,2 @@
-// A shared library that is no plugin, for the test that says so.
+// A shared library that is not a plugin, to test the error message.
 extern "C" int unrelated() { return 7; }

@@ -1,4 +1,4 @@
-// A plugin of long ago, for the test that refuses it: it answers GetPjrtApi and states API 0.29.
+// An outdated plugin, to test that it is rejected: it has GetPjrtApi and reports API version 0.29.
 #include <pjrt_c_api.h>
 
 extern "C" const PJRT_Api* GetPjrtApi() {

@@ -1,5 +1,5 @@
-// The CPU plugin with a profiler, as other plugins have one: it answers with one plane of no events. MD_TEST_PROFILER
-// says how: "size" gives its bytes to the caller's buffer only, "refuse" does not start.
+// The CPU plugin with a fake profiler: it returns one plane without events. MD_TEST_PROFILER selects its behaviour:
+// "size" returns only the size and writes into the caller's buffer, "refuse" fails to start.
 #include <dlfcn.h>
 #include <pjrt_c_api.h>
 

@@ -1,15 +1,14 @@
-// The CPU plugin with a client of several processes, as GPUs' and TPUs' have one. Each process tells the others through
-// the key-value callbacks how many devices it has, and the client is there when all have been heard. It shows the
-// devices of all of them, of which a process may give work to its own.
+// The CPU plugin with a multi-process client like those of GPUs and TPUs. Each process publishes its number of devices
+// through the key-value callbacks; the client exists once all processes have done so. It lists the devices of all
+// processes, but a process can only run work on its own.
 //
-// Programs that run on devices of several processes are run by every process on all devices: before that they tell each
-// other what only one of them knows, which is what it has put on its own devices. Results on others' devices stay
-// hidden beside those on its own. So what a process computes is what it would with real ones, as long as it makes the
-// same calls in the same order as the others do.
+// Every process runs programs on the devices of all processes: before each run the processes exchange the arguments on
+// their own devices. Results on other processes' devices are kept hidden with those on its own devices. So a process
+// computes what it would with a real plugin, as long as all processes make the same calls in the same order.
 //
-// MD_TEST_HEARD names a file that gets what was heard, one line for each process: its number and its devices.
-// MD_TEST_COMPILED names one that gets a line for each program that is compiled: the number of the process and "module
-// @NAME". MD_TEST_TIMEOUT is how many ms a process waits for another.
+// MD_TEST_HEARD: a file that receives one line per process: its number and its devices. MD_TEST_COMPILED: a file that
+// receives one line per compiled program: the process number and "module @NAME". MD_TEST_TIMEOUT: milliseconds that a
+// process waits for another.
 #include <dlfcn.h>
 #include <pjrt_c_api.h>
 
@@ -26,7 +25,7 @@ namespace {
 
 const PJRT_Api* real = nullptr;
 
-/// What a callback refuses with. The real plugin's errors are its own; so this one's are told apart by address.
+/// Error from a callback. Errors of the real plugin belong to it, so these are recognized by their address.
 struct Refusal {
   std::string message;
 } refusal;
@@ -55,7 +54,7 @@ const PJRT_NamedValue* option(const PJRT_Client_Create_Args* a, const std::strin
   return nullptr;
 }
 
-/// The callbacks that the client was made with.
+/// The callbacks passed to the client's constructor.
 struct Callbacks {
   PJRT_KeyValueGetCallback get = nullptr;
   PJRT_KeyValueTryGetCallback try_get = nullptr;
@@ -89,7 +88,7 @@ PJRT_Error* get(const std::string& key, std::string& value) {
   return nullptr;
 }
 
-/// What nobody has put is not there, which is no error of the store.
+/// A missing key is reported as absent, not as an error of the store.
 PJRT_Error* expect_absent(const std::string& key) {
   PJRT_CallbackError callback_error = refuse;
   PJRT_KeyValueTryGetCallback_Args absent{};
@@ -102,7 +101,7 @@ PJRT_Error* expect_absent(const std::string& key) {
 
 PJRT_Client* the_client = nullptr;
 int64_t me = 0;
-std::vector<int64_t> owners;  // of the devices, by id; empty: the client is of one process
+std::vector<int64_t> owners;  // process of each device, by id; empty: single-process client
 
 template <class Args>
 Args sized(size_t size) {
@@ -124,8 +123,8 @@ int64_t owner_of(PJRT_Device* device) { return owners.empty() ? me : owners.at(s
 
 PJRT_Error* create(PJRT_Client_Create_Args* a) {
   const PJRT_NamedValue *node = option(a, "node_id"), *nodes = option(a, "num_nodes");
-  PJRT_Client_Create_Args here = *a;
-  here.num_options = 0;
+  PJRT_Client_Create_Args args = *a;
+  args.num_options = 0;
   PJRT_NamedValue count{};
   owners.clear();
   me = 0;
@@ -135,9 +134,9 @@ PJRT_Error* create(PJRT_Client_Create_Args* a) {
     me = node->int64_value;
     const PJRT_NamedValue* visible = option(a, "visible_devices");
     const int64_t mine = visible ? static_cast<int64_t>(visible->value_size) : 1;
-    const std::string told =
+    const std::string reported =
         visible ? std::to_string(visible->int64_array_value[0]) + "/" + std::to_string(mine) : "all/1";
-    if (PJRT_Error* e = put("local_topology/" + std::to_string(me), told)) return e;
+    if (PJRT_Error* e = put("local_topology/" + std::to_string(me), reported)) return e;
     if (PJRT_Error* e = expect_absent("absent")) return e;
     std::string heard;
     for (int64_t p = 0; p < nodes->int64_value; ++p) {
@@ -152,11 +151,11 @@ PJRT_Error* create(PJRT_Client_Create_Args* a) {
     count.type = PJRT_NamedValue_kInt64;
     count.int64_value = static_cast<int64_t>(owners.size());
     count.value_size = 1;
-    here.create_options = &count;
-    here.num_options = 1;
+    args.create_options = &count;
+    args.num_options = 1;
   }
-  PJRT_Error* error = real->PJRT_Client_Create(&here);
-  a->client = the_client = here.client;
+  PJRT_Error* error = real->PJRT_Client_Create(&args);
+  a->client = the_client = args.client;
   return error;
 }
 
@@ -179,14 +178,13 @@ PJRT_Error* is_addressable(PJRT_Device_IsAddressable_Args* a) {
   return nullptr;
 }
 
-std::mutex mutex;  // of what follows
-std::map<PJRT_LoadedExecutable*, std::vector<PJRT_Device*>> own_devices;
-/// Beside a buffer on the first device of this process that a program runs on: those on devices of the others, in
-/// order.
+std::mutex mutex;  // guards the variables below
+std::map<PJRT_LoadedExecutable*, std::vector<PJRT_Device*>> devices_of_executable;
+/// For a buffer on this process's first device of a program: the buffers on other processes' devices, in order.
 std::map<PJRT_Buffer*, std::vector<PJRT_Buffer*>> hidden;
 int64_t joint_runs = 0;
 
-/// Of all processes.
+/// The executable's devices in all processes.
 std::vector<PJRT_Device*> devices_of(PJRT_LoadedExecutable* executable) {
   auto all =
       sized<PJRT_LoadedExecutable_AddressableDevices_Args>(PJRT_LoadedExecutable_AddressableDevices_Args_STRUCT_SIZE);
@@ -196,12 +194,12 @@ std::vector<PJRT_Device*> devices_of(PJRT_LoadedExecutable* executable) {
 }
 
 PJRT_Error* addressable_devices(PJRT_LoadedExecutable_AddressableDevices_Args* a) {
-  std::vector<PJRT_Device*> own = devices_of(a->executable);
-  std::erase_if(own, [](PJRT_Device* d) { return owner_of(d) != me; });
+  std::vector<PJRT_Device*> addressable = devices_of(a->executable);
+  std::erase_if(addressable, [](PJRT_Device* d) { return owner_of(d) != me; });
   const std::lock_guard lock(mutex);
-  std::vector<PJRT_Device*>& kept = own_devices[a->executable] = std::move(own);
-  a->addressable_devices = kept.data();
-  a->num_addressable_devices = kept.size();
+  std::vector<PJRT_Device*>& stored = devices_of_executable[a->executable] = std::move(addressable);
+  a->addressable_devices = stored.data();
+  a->num_addressable_devices = stored.size();
   return nullptr;
 }
 
@@ -230,7 +228,7 @@ std::string bytes_of(PJRT_Buffer* buffer) {
   return bytes;
 }
 
-/// A buffer of the shape of `like` on another device.
+/// Creates a buffer with the shape of `like` on another device.
 PJRT_Buffer* put_on(PJRT_Client* client, PJRT_Device* device, PJRT_Buffer* like, const std::string& bytes) {
   auto dims = sized<PJRT_Buffer_Dimensions_Args>(PJRT_Buffer_Dimensions_Args_STRUCT_SIZE);
   dims.buffer = like;
@@ -251,18 +249,18 @@ PJRT_Buffer* put_on(PJRT_Client* client, PJRT_Device* device, PJRT_Buffer* like,
   return from.buffer;
 }
 
-/// What the others have for one argument on their devices.
+/// Publishes this process's buffers for one argument and creates those of the other processes in `theirs`.
 PJRT_Error* ask_for(const std::string& key, const std::vector<PJRT_Device*>& devices,
-                    const std::vector<PJRT_Buffer*>& own, std::vector<PJRT_Buffer*>& theirs) {
+                    const std::vector<PJRT_Buffer*>& local, std::vector<PJRT_Buffer*>& theirs) {
   size_t next = 0;
   for (PJRT_Device* d : devices)
     if (owner_of(d) == me)
-      if (PJRT_Error* e = put(key + std::to_string(id_of(d)), bytes_of(own[next++]))) return e;
+      if (PJRT_Error* e = put(key + std::to_string(id_of(d)), bytes_of(local[next++]))) return e;
   for (PJRT_Device* d : devices) {
     if (owner_of(d) == me) continue;
     std::string bytes;
     if (PJRT_Error* e = get(key + std::to_string(id_of(d)), bytes)) return e;
-    theirs.push_back(put_on(the_client, d, own[0], bytes));
+    theirs.push_back(put_on(the_client, d, local[0], bytes));
     if (!theirs.back()) return refuse(PJRT_Error_Code_INTERNAL, "no buffer", 9);
   }
   return nullptr;
@@ -275,14 +273,14 @@ PJRT_Error* execute(PJRT_LoadedExecutable_Execute_Args* a) {
   const std::string run = "run/" + std::to_string(joint_runs++) + "/";
   std::vector<std::vector<PJRT_Buffer*>> arguments(devices.size(), std::vector<PJRT_Buffer*>(a->num_args));
   for (size_t i = 0; i < a->num_args; ++i) {
-    std::vector<PJRT_Buffer*> own;
-    for (size_t d = 0; d < a->num_devices; ++d) own.push_back(a->argument_lists[d][i]);
-    std::vector<PJRT_Buffer*>& theirs = hidden[own[0]];
+    std::vector<PJRT_Buffer*> local;
+    for (size_t d = 0; d < a->num_devices; ++d) local.push_back(a->argument_lists[d][i]);
+    std::vector<PJRT_Buffer*>& theirs = hidden[local[0]];
     if (theirs.empty())
-      if (PJRT_Error* e = ask_for(run + std::to_string(i) + "/", devices, own, theirs)) return e;
+      if (PJRT_Error* e = ask_for(run + std::to_string(i) + "/", devices, local, theirs)) return e;
     size_t next_own = 0, next_of_others = 0;
     for (size_t d = 0; d < devices.size(); ++d)
-      arguments[d][i] = owner_of(devices[d]) == me ? own[next_own++] : theirs[next_of_others++];
+      arguments[d][i] = owner_of(devices[d]) == me ? local[next_own++] : theirs[next_of_others++];
   }
   auto program = sized<PJRT_LoadedExecutable_GetExecutable_Args>(PJRT_LoadedExecutable_GetExecutable_Args_STRUCT_SIZE);
   program.loaded_executable = a->executable;

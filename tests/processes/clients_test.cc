@@ -1,5 +1,5 @@
-// Clients of several processes, by a plugin of the tests (tests/plugins/several_processes.cc), whose processes find
-// each other through the job's connections as those of GPUs do.
+// Multi-process clients, with a test plugin (tests/plugins/several_processes.cc) whose processes find each other
+// through the job's connections as GPU clients do.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -22,13 +22,13 @@ HardwareKeys gpus() {
   return keys;
 }
 
-// What the processes of the tests below do.
+// The code of the processes that the tests below start.
 TEST(Member, DISABLED_OpensDevicesTwice) {
   join_processes();
   Processes& all = processes();
   for (int i = 0; i < 2; ++i) {
-    const Devices devices =
-        open_devices(gpus(), {.ici_data_parallelism = 1, .ici_fsdp_parallelism = -1}, AxisRules::defaults());
+    const Devices devices = open_devices(
+        open_client(gpus()), gpus(), {.ici_data_parallelism = 1, .ici_fsdp_parallelism = -1}, AxisRules::defaults());
     const auto each = static_cast<int64_t>(std::atoi(std::getenv("MD_TEST_DEVICES")));
     EXPECT_EQ(devices.mesh().devices(), each * all.count());
     EXPECT_EQ(devices.replicas(), 1);
@@ -38,7 +38,7 @@ TEST(Member, DISABLED_OpensDevicesTwice) {
     for (int64_t d = 0; d < each; ++d) local.push_back(all.rank() * each + d);
     EXPECT_EQ(devices.local(), local);
     EXPECT_EQ(share_of_program(devices, 24).rows(24).size(), static_cast<size_t>(24 / all.count()));
-    // A shard on each device, put and fetched by the process that has it.
+    // Each process puts and fetches the shards on its own devices.
     HostArray a(Shape{DType::s32, {24, 2}});
     for (int32_t k = 0; k < 48; ++k) a.mutable_view<int32_t>()[static_cast<size_t>(k)] = k;
     const Array put = devices.put(a, {{{"fsdp"}}}, "a");
@@ -46,11 +46,11 @@ TEST(Member, DISABLED_OpensDevicesTwice) {
     ASSERT_EQ(std::ssize(shards.shards), each);
     for (const Shard& p : shards.shards) EXPECT_EQ(p.values.to_doubles(), ShardedArray(a).read(p.slice).to_doubles());
     EXPECT_THROW(devices.get(put), Error);
-    // A transfer to a device of another process would be refused by the plugin.
-    const Devices own = devices.own();
-    EXPECT_FALSE(own.joint());
-    EXPECT_EQ(own.mesh().devices(), each);
-    EXPECT_EQ(own.get(own.put(a)).to_doubles(), a.to_doubles());
+    // The plugin rejects transfers to another process's device.
+    const Devices local_devices = devices.local_devices();
+    EXPECT_FALSE(local_devices.joint());
+    EXPECT_EQ(local_devices.mesh().devices(), each);
+    EXPECT_EQ(local_devices.get(local_devices.put(a)).to_doubles(), a.to_doubles());
   }
   leave_processes(!HasFailure());
 }
@@ -101,7 +101,7 @@ TEST(JointDevices, AreDividedAmongTheProcessesOfAHost) {
   EXPECT_EQ(gpus_of_process(0, 1, 8), Gpus());  // all of them
   EXPECT_EQ(gpus_of_process(3, 8, 8), Gpus{3});
   EXPECT_EQ(gpus_of_process(1, 2, 8), (Gpus{4, 5, 6, 7}));
-  EXPECT_EQ(gpus_of_process(3, 4, 1), Gpus{0});  // srun --gpus-per-task=1 shows each its own
+  EXPECT_EQ(gpus_of_process(3, 4, 1), Gpus{0});  // srun --gpus-per-task=1 shows each process only its own
   EXPECT_EQ(gpus_of_process(3, 4, 0), Gpus{3});
   EXPECT_THROW(gpus_of_process(0, 3, 8), Error);
 }

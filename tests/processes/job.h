@@ -1,4 +1,4 @@
-// Commands that MPICH's launcher starts several times.
+// Starts a command several times with MPICH's launcher.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -16,16 +16,16 @@ namespace md {
 struct JobResult {
   int status = -1;            // of the launcher
   std::vector<int> statuses;  // of the processes, by rank
-  std::string output;         // of all of them
+  std::string output;         // of all processes
 };
 
-/// The launcher does not end the processes when one of them dies, so that they are seen to end by themselves. Each
-/// writes to files: the launcher passes little on after that.
+/// The launcher does not stop the other processes when one dies, so the test sees whether they end on their own. Each
+/// process writes to a file, because the launcher forwards little output after a death.
 inline JobResult run_job(int processes, const std::string& command) {
   const TemporaryFolder folder;
   const std::string log = folder / "log", status = folder / "status.", script = folder / "job.sh";
   write_file_atomic(log, "");
-  // Hydra tells the others of a death by SIGUSR1, which the shell would die of.
+  // Hydra signals a death to the others by SIGUSR1, which would kill the shell.
   write_file_atomic(script, "trap '' USR1\n" + command + " >>" + log + " 2>&1 </dev/null\ns=$?\necho $s >" + status +
                                 "$PMI_RANK\nexit $s\n");
   const int raw = std::system(("mpiexec.mpich -n " + std::to_string(processes) + " -disable-auto-cleanup sh " + script +

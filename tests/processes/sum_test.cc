@@ -1,4 +1,4 @@
-// The operation that adds over processes, in programs that really run in several.
+// The operation that sums over processes, in programs that run in several processes.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,12 +17,12 @@ float value(int64_t rank, int64_t i) {
   return std::sin(static_cast<float>(i * 7 + rank * 1000)) * std::pow(10.0f, static_cast<float>(i % 9 - 4));
 }
 
-/// Adds arrays of n elements and a scalar, with what each process has, on a mesh of `devices` each.
+/// Sums arrays of n elements and a scalar, different in each process, on a mesh of `devices` devices per process.
 void expect_sums(int64_t devices, int64_t n) {
   Processes& all = processes();
-  const Devices here = Devices::open("cpu", devices, {.ici_data_parallelism = 1, .ici_fsdp_parallelism = devices});
+  const Devices local = Devices::open("cpu", devices, {.ici_data_parallelism = 1, .ici_fsdp_parallelism = devices});
   all.open_sums(devices);
-  Graph g(here.graph_options(&here.rules()));
+  Graph g(local.graph_options(&local.rules()));
   const Tensor split = g.input("split", {DType::f32, {n}}, {"embed"}), whole = g.input("whole", {DType::f32, {3, 2}}),
                scalar = g.input("scalar", {DType::f32, {}});
   const DimAxes fsdp = {{"fsdp"}};
@@ -33,8 +33,8 @@ void expect_sums(int64_t devices, int64_t n) {
   for (int64_t i = 0; i < n; ++i) a.mutable_view<float>()[static_cast<size_t>(i)] = value(all.rank(), i);
   for (size_t i = 0; i < 6; ++i) b.mutable_view<float>()[i] = value(all.rank(), static_cast<int64_t>(i));
   c.mutable_view<float>()[0] = static_cast<float>(all.rank());
-  const std::vector<HostArray> found = evaluate(here, g, {a, b, c});
-  auto expected = [&](int64_t i) {  // in the order of ranks
+  const std::vector<HostArray> found = evaluate(local, g, {a, b, c});
+  auto expected = [&](int64_t i) {  // in rank order
     float sum = value(0, i);
     for (int64_t r = 1; r < all.count(); ++r) sum += value(r, i);
     return sum * 0.5f;
@@ -44,12 +44,12 @@ void expect_sums(int64_t devices, int64_t n) {
   EXPECT_EQ(found[2].view<float>()[0], static_cast<float>(all.count() * (all.count() - 1)) / 4);
 }
 
-// What the processes of the tests below do.
+// The code of the processes that the tests below start.
 TEST(Member, DISABLED_Sums) {
   join_processes();
   for (int64_t devices : {1, 2})
     for (int64_t n : {2, 1000}) expect_sums(devices, n);
-  std::vector<float> large((size_t{1} << 22) + 5);  // more than goes at a time
+  std::vector<float> large((size_t{1} << 22) + 5);  // more than one message holds
   for (size_t i = 0; i < large.size(); ++i) large[i] = value(processes().rank(), static_cast<int64_t>(i));
   std::vector<float> small = {static_cast<float>(processes().rank())};
   const std::span<float> both[] = {small, large};

@@ -1,5 +1,5 @@
-// Checkpoints in buckets: one that is not whole is never read, whatever is lost on the way; nothing is lost that waits;
-// what is read is only what is needed.
+// Checkpoints in buckets: an incomplete one is never read, whichever request fails; pending uploads are not lost; only
+// the needed parts are read.
 #include <fmt/format.h>
 
 #include <atomic>
@@ -27,7 +27,7 @@ namespace fs = std::filesystem;
 using Steps = std::vector<int64_t>;
 using WriteFault = BucketServer::WriteFault;
 
-/// A checkpoint whose every array holds `value`, so that a mixture of two would show.
+/// A checkpoint whose arrays all hold `value`, so that a mix of two checkpoints would show.
 CheckpointContent content_of(float value) {
   CheckpointContent c;
   c.weights["unet"] = {{"conv_in.weight", filled({4, 3}, value)}};
@@ -39,7 +39,7 @@ CheckpointContent content_of(float value) {
   return c;
 }
 
-/// The value of a checkpoint that is whole in every file.
+/// The value of a checkpoint; expects that every file is complete.
 float value_of(const std::string& dir, int64_t step) {
   const std::string folder = checkpoint_folder(dir, step);
   const float value = read_training_state(dir, step).state.at("adam_m/unet/conv_in.weight").whole().view<float>()[0];
@@ -58,7 +58,7 @@ class BucketCheckpoints : public testing::TestWithParam<const char*> {
     server().fail_writes(WriteFault::none, 0);
     server().on_write({});
   }
-  /// From now on nothing of before is on this machine.
+  /// Simulates another machine, whose cache is empty.
   void another_machine() { machine(++machines_); }
   void machine(int number) { ::setenv("XDG_CACHE_HOME", (t / std::to_string(number)).c_str(), 1); }
   void save(int64_t step, float value, int keep = 0) {
@@ -66,7 +66,7 @@ class BucketCheckpoints : public testing::TestWithParam<const char*> {
     writer.save(step, [value] { return content_of(value); });
     writer.finish();
   }
-  /// How many requests that write come of `act`.
+  /// Number of write requests that `act` sends.
   int64_t writes_of(const std::function<void()>& act) {
     std::atomic<int64_t> writes = 0;
     server().on_write([&](const std::string&) { ++writes; });
@@ -116,7 +116,7 @@ TEST_P(BucketCheckpoints, OnlyWhatIsNeededIsFetchedAndOnlyOnce) {
   EXPECT_EQ(fetched(CheckpointPart::component, "unet"), "");
   EXPECT_EQ(fetched(CheckpointPart::model, ""), "vae/diffusion_pytorch_model.safetensors ");
   EXPECT_EQ(fetched(CheckpointPart::component, "training_state"), "training_state/arrays.safetensors ");
-  // What has become other bytes on this machine is fetched again.
+  // A cached file whose bytes changed on this machine is fetched again.
   const std::string file = local_cache_path(checkpoint_folder(dir, 1)) + "/vae/diffusion_pytorch_model.safetensors";
   std::string bytes = read_file(file);
   bytes.back() ^= 1;
@@ -136,7 +136,7 @@ TEST_P(BucketCheckpoints, KillAtAnyRequestKeepsTheLastOneAndTheNextRunUploads) {
     SCOPED_TRACE(k);
     another_machine();
     const int killed = machines_;
-    server().fail_writes(WriteFault::forbidden, 1 << 20, k);  // what a killed process asks for is not done either
+    server().fail_writes(WriteFault::forbidden, 1 << 20, k);  // a killed process sends no more requests
     const Failure f = failure_of([&] { save(2, 2); });
     server().fail_writes(WriteFault::none, 0);
     expect_says(f, {"runs/a/checkpoints", "checkpoint 2 is whole in '" + (t / std::to_string(killed)), "same command"});
@@ -241,22 +241,22 @@ TEST_P(BucketCheckpoints, ADamagedOneIsNamedAndSetAside) {
 }
 
 TEST_P(BucketCheckpoints, CountOnlyWhenWhatComesBeforeIsThere) {
-  std::atomic<bool> asked = false;
+  std::atomic<bool> requested = false;
   CheckpointWriter writer(dir, 0, {}, [&] {
-    asked = true;
+    requested = true;
     EXPECT_EQ(server().object("runs", "a/checkpoints/1/training_state/state.json"), "");
     EXPECT_NE(server().object("runs", "a/checkpoints/1/training_state/arrays.safetensors"), "");
     fail(Code::io, "the run's folder is in use by another");
   });
-  // The folder of this machine has it, which counts here only.
+  // The checkpoint is complete in this machine's folder, which counts only on this machine.
   writer.save(1, [] { return content_of(1); });
   EXPECT_THROW(writer.finish(), Error);
-  EXPECT_TRUE(asked);
+  EXPECT_TRUE(requested);
   another_machine();
   EXPECT_EQ(list_checkpoints(dir), Steps());
 }
 
-/// What process `p` of `n` has of content_of: rows, whole tensors that are shards, or nothing of what another has.
+/// The part of process `p` of `n` in content_of: rows of arrays, whole tensors, and for process 0 everything else.
 CheckpointContent part_of_content(int64_t p, int64_t n, float value) {
   CheckpointContent c;
   c.state["adam_m/unet/conv_in.weight"] = {{DType::f32, {8, 3}},
@@ -273,8 +273,7 @@ CheckpointContent part_of_content(int64_t p, int64_t n, float value) {
 }
 const std::vector<std::string> kNoErrors(4);
 
-/// Four processes that have nothing in common but the bucket; as far as their folders for caches go, they are on one
-/// machine.
+/// Four processes that share only the bucket; their cache folders are on one machine.
 class ShardsInBuckets : public BucketCheckpoints {
  protected:
   std::vector<std::string> save_by_four(int64_t step, float value, int keep = 0) const {
@@ -284,14 +283,14 @@ class ShardsInBuckets : public BucketCheckpoints {
       writer.finish();
     });
   }
-  /// As the next run of four begins.
+  /// Starts the next run of four processes.
   std::vector<std::string> begin_again() const {
     return as_processes(4, [&](const CheckpointProcesses& of) {
       flush_pending_uploads(dir, of, {});
       CheckpointWriter(dir, 0, of).finish();
     });
   }
-  /// The value of a checkpoint that is whole in every file, as any number of processes finds it.
+  /// The value of a checkpoint read by any number of processes; expects that every file is complete.
   float value_of_shards(int64_t step) const {
     CheckpointReader reader(checkpoint_folder(dir, step), FromBucket::ranges);
     reader.add_component("text_encoder");
@@ -339,7 +338,7 @@ TEST_P(ShardsInBuckets, AreThoseOfASharedFolderByteForByte) {
   another_machine();
   EXPECT_EQ(list_checkpoints(dir), Steps{9});
   EXPECT_EQ(value_of_shards(9), 1);
-  // One process reads them as ever.
+  // A single process can read them too.
   EXPECT_EQ(read_training_state(dir, 9).state.at("adam_m/unet/conv_in.weight").whole().view<float>()[23], 1);
 }
 
@@ -353,19 +352,19 @@ TEST_P(ShardsInBuckets, KillAtAnyRequestKeepsTheLastOneAndUploadsAllOrNone) {
     SCOPED_TRACE(k);
     another_machine();
     const int killed = machines_;
-    server().fail_writes(WriteFault::forbidden, 1 << 20, k);  // what a killed process asks for is not done either
+    server().fail_writes(WriteFault::forbidden, 1 << 20, k);  // a killed process sends no more requests
     for (const std::string& e : save_by_four(2, 2)) {
       EXPECT_NE(e.find("each process has its part"), e.npos) << e;
       EXPECT_NE(e.find("with as many processes on the same machines"), e.npos) << e;
     }
     server().fail_writes(WriteFault::none, 0);
-    // One process, here or elsewhere, takes no part for a whole.
+    // No single process, on this or another machine, takes a part for the whole.
     EXPECT_EQ(list_checkpoints(dir), Steps{1});
     another_machine();
     EXPECT_EQ(list_checkpoints(dir), Steps{1});
     EXPECT_EQ(value_of_shards(1), 1);
     machine(killed);
-    EXPECT_EQ(parts_here().size(), 3u * 3u);  // shards, weights and what they are of
+    EXPECT_EQ(parts_here().size(), 3u * 3u);  // shards, weights and their descriptions
     const bool lost = k % 3 == 0;
     if (lost) remove_folder(local_cache_path(dir) + "/.process-00002-of-00004");
     ASSERT_EQ(begin_again(), kNoErrors);
@@ -456,7 +455,7 @@ TEST_P(ShardsInBuckets, AreUploadedInTheBackgroundAndValidWhenComplete) {
               EXPECT_EQ(server().object("runs", "a/checkpoints/7/training_state/state.json"), "");
             });
             writer.save(7, [&] { return part_of_content(of.process, 4, 1); });
-            // Nobody calls finish() before it is there.
+            // finish() may only be called after this.
             while (of.is_coordinator() && server().object("runs", "a/checkpoints/7/training_state/state.json").empty())
               std::this_thread::sleep_for(std::chrono::milliseconds(5));
             there.arrive_and_wait();
@@ -493,24 +492,26 @@ TEST_P(ShardsInBuckets, AreReadByTheNeededChunks) {
   ASSERT_GT(size, 5 * kChunk / 2);
   ASSERT_LT(size, 3 * kChunk);
   const auto same = [&](CheckpointReader& reader, const Slice& slice) {
-    const HostArray found = reader.read("a", {slice}).shards[0].values, wanted = ShardedArray(values).read(slice);
-    return found.shape() == wanted.shape() && std::memcmp(found.data(), wanted.data(), wanted.bytes()) == 0;
+    const HostArray found = reader.read("a", {slice}).shards[0].values,
+                    expected_value = ShardedArray(values).read(slice);
+    return found.shape() == expected_value.shape() &&
+           std::memcmp(found.data(), expected_value.data(), expected_value.bytes()) == 0;
   };
   server().bytes_sent("");
   CheckpointReader reader(checkpoint_folder(dir, 1), FromBucket::ranges);
-  EXPECT_EQ(reader.bytes_read(), 0u);  // the index says what there is
+  EXPECT_EQ(reader.bytes_read(), 0u);  // the index holds the shapes
   uint64_t sent = static_cast<uint64_t>(server().bytes_sent("safetensors")), expected = 0;
-  const auto expect_read = [&](const Slice& slice, uint64_t more) {
+  const auto expect_read = [&](const Slice& slice, uint64_t extra) {
     EXPECT_TRUE(same(reader, slice)) << to_string(slice);
     sent += static_cast<uint64_t>(server().bytes_sent("safetensors"));
-    expected += more;
+    expected += extra;
     EXPECT_EQ(sent, expected) << to_string(slice);
     EXPECT_EQ(reader.bytes_read(), expected) << to_string(slice);
   };
-  expect_read({{1, 0}, {1, 1000}}, kChunk);          // where the header is, too
-  expect_read({{1, 300'000}, {1, 10'000}}, kChunk);  // the second
-  expect_read({{1, 1 << 18}, {1, 10}}, 0);           // across the first two, which are there
-  expect_read(row(1), size - 2 * kChunk);            // the rest
+  expect_read({{1, 0}, {1, 1000}}, kChunk);          // contains the header
+  expect_read({{1, 300'000}, {1, 10'000}}, kChunk);  // the second chunk
+  expect_read({{1, 1 << 18}, {1, 10}}, 0);           // in the first two, already read
+  expect_read(row(1), size - 2 * kChunk);            // the other chunks
   expect_read({{2, 0}, {2, 7}}, 2 * kChunk);         // columns of two files
   expect_read(row(2), size - kChunk);
   server().requests();
@@ -521,13 +522,13 @@ TEST_P(ShardsInBuckets, AreReadByTheNeededChunks) {
   for (const std::string& r : server().requests())
     gets += r.starts_with("GET ") && r.find("safetensors") != r.npos && r.find("/v1/b") == r.npos;
   if (GetParam() == std::string("s3")) {
-    EXPECT_EQ(gets, 4);  // the header's chunk, and all others at once
+    EXPECT_EQ(gets, 4);  // the header's chunk, then all others at once
   }
   EXPECT_TRUE(same(other, row(0)) && same(other, row(3)));
   EXPECT_EQ(server().bytes_sent("safetensors"), 0);
   EXPECT_FALSE(exists(local_cache_path(dir) + "/1")) << "nothing is kept on this machine";
 
-  // A flipped bit is named by whoever reads its chunk, and by no other.
+  // A flipped bit is reported by each reader of its chunk, and by no other.
   std::string bytes = server().object("runs", file(1));
   bytes[kChunk + 5] ^= 2;
   server().put("runs", file(1), bytes);

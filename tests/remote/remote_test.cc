@@ -1,5 +1,5 @@
-// Data in buckets: every kind reads the same as from disk, through a server of this process; failures are told, end in
-// time and show no key.
+// Data in buckets: every kind of data set reads the same as from disk, through a server in this process; failures are
+// reported, end in time and reveal no key.
 #include <gtest/gtest.h>
 
 #include "maxdiffusion/base/error.h"
@@ -12,7 +12,7 @@
 namespace md {
 namespace {
 
-// What the reference's caches of latents and text embeddings hold.
+// The columns of the reference's caches of latents and text embeddings.
 const std::vector<std::string> kSdxlColumns = {"pixel_values", "input_ids", "prompt_embeds", "text_embeds"};
 const std::vector<std::string> kLaionColumns = {"moments|latents", "clip_embeddings|hidden_states"};
 
@@ -22,8 +22,8 @@ class Buckets : public testing::TestWithParam<const char*> {
 };
 INSTANTIATE_TEST_SUITE_P(, Buckets, testing::Values("s3", "gs"), [](const auto& i) { return std::string(i.param); });
 
-/// One epoch as stored, told as text.
-std::vector<std::string> told(const DataSourceConfig& config) {
+/// One epoch in stored order, formatted as text.
+std::vector<std::string> read_all(const DataSourceConfig& config) {
   RecordStream s(open_source(config), {.shuffle = false, .window = 3});
   std::vector<std::string> out;
   for (;;) {
@@ -66,7 +66,7 @@ TEST_P(Buckets, EveryKindReadsAsFromDisk) {
       return c;
     };
     const bool zipped = path == "zstd.array_record";
-    EXPECT_EQ(told(placed(at("files/data"))), told(placed(zipped ? world->folder.path() : kFiles)));
+    EXPECT_EQ(read_all(placed(at("files/data"))), read_all(placed(zipped ? world->folder.path() : kFiles)));
   }
 }
 
@@ -109,14 +109,14 @@ TEST_P(Buckets, FingerprintsFollowTimesAndSizes) {
 TEST_P(Buckets, ImageFoldersAreListedOnceAndFilesReadOnce) {
   server().requests();
   const DataSourceConfig config{.dataset_type = "image_folder", .train_data_dir = at("files/data/pictures")};
-  const auto records = told(config);
+  const auto records = read_all(config);
   int64_t objects = 0, whole = 0;
   for (const std::string& r : server().requests()) {
     whole += r.ends_with(".png") || r.ends_with(".jpg") || r.ends_with(".jpeg") || r.ends_with(".webp");
     objects += r.starts_with("HEAD");
   }
   EXPECT_EQ(whole, static_cast<int64_t>(records.size()));
-  EXPECT_LE(objects, 2);  // whether the location is a file
+  EXPECT_LE(objects, 2);  // requests to find out whether the location is a file
 }
 
 TEST_P(Buckets, WhatIsMissingOrForbiddenIsNamed) {
@@ -140,26 +140,26 @@ TEST_P(Buckets, WhatIsMissingOrForbiddenIsNamed) {
 
 TEST_P(Buckets, AConnectionLostForAMomentIsNotNoticed) {
   const DataSourceConfig config{.train_data_dir = at("files/data/shard-000000.tar")};
-  const auto expected = told(config);
+  const auto expected = read_all(config);
   for (const auto fault : {BucketServer::Fault::drop, BucketServer::Fault::truncate}) {
     server().fail(fault, 1);
-    EXPECT_EQ(told(config), expected);
+    EXPECT_EQ(read_all(config), expected);
   }
   server().fail(BucketServer::Fault::none, 0);
 }
 
 TEST_P(Buckets, PermanentDisconnectionIsReportedInTime) {
-  // Google's library may try for as long as the location says.
+  // Google's library may retry for as long as the location allows.
   const DataSourceConfig config{.train_data_dir = at("files/data/shard-000000.tar") +
                                                   (GetParam() == std::string("gs") ? "?retry_limit_seconds=2" : "")};
   for (const auto fault : {BucketServer::Fault::drop, BucketServer::Fault::truncate}) {
     server().fail(fault, 1 << 20);
-    const Failure f = failure_of([&] { told(config); });
+    const Failure f = failure_of([&] { read_all(config); });
     server().fail(BucketServer::Fault::none, 0);
     expect_says(f, {at("files/data/shard-000000.tar"), "attempts", "try: is the network up"});
     EXPECT_LT(f.seconds, 30);
   }
-  EXPECT_FALSE(told(config).empty());
+  EXPECT_FALSE(read_all(config).empty());
 }
 
 TEST_P(Buckets, MissingImageIsSkippedWithAWarning) {
@@ -180,7 +180,7 @@ TEST(S3, WhoAsksIsTheEnvironmentOrTheLocationAndNeverShown) {
   server().put("private", "a.tar", read_file(kFiles + "/shard-000000.tar"));
   server().lock("private", "owner");
   const std::string query = "?scheme=http&endpoint_override=" + server().address();
-  EXPECT_FALSE(told({.train_data_dir = "s3://owner:hush-location@private/a.tar" + query}).empty());
+  EXPECT_FALSE(read_all({.train_data_dir = "s3://owner:hush-location@private/a.tar" + query}).empty());
   expect_says(failure_of([&] { open_source({.train_data_dir = "s3://other:hush-location@private/a.tar" + query}); }),
               {"'s3://private/a.tar'", "AWS_ACCESS_KEY_ID"});
   expect_says(failure_of([&] { open_source({.train_data_dir = "s3://private/a.tar"}); }), {"'s3://private/a.tar'"});
@@ -189,14 +189,14 @@ TEST(S3, WhoAsksIsTheEnvironmentOrTheLocationAndNeverShown) {
   const auto before = server().signers();
   EXPECT_TRUE(before.contains("reader"));
   EXPECT_TRUE(before.contains("owner"));
-  EXPECT_FALSE(told({.train_data_dir = "s3://anonymous@files/data/shard-000000.tar"}).empty());
+  EXPECT_FALSE(read_all({.train_data_dir = "s3://anonymous@files/data/shard-000000.tar"}).empty());
   EXPECT_EQ(server().signers(), before);
 }
 
 TEST(Gcs, OtherServersAreNamedBehindTheLocation) {
   const std::string query = "?scheme=http&endpoint_override=" + server().address();
-  EXPECT_EQ(told({.train_data_dir = "gs://anonymous@files/data/shard-000000.tar" + query}),
-            told({.train_data_dir = kFiles + "/shard-000000.tar"}));
+  EXPECT_EQ(read_all({.train_data_dir = "gs://anonymous@files/data/shard-000000.tar" + query}),
+            read_all({.train_data_dir = kFiles + "/shard-000000.tar"}));
   expect_says(failure_of([&] { open_source({.train_data_dir = "gs://files/a.tar?wrong=1"}); }), {"'gs://files/a.tar'"});
 }
 

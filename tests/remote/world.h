@@ -1,4 +1,4 @@
-// The bucket server of a test program, whom the environment names, and what failures say.
+// The bucket server of a test program, set up in environment variables, and helpers for error messages.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ namespace md {
 
 inline const std::string kFiles = MD_SOURCE_DIR "/tests/golden/data/files";
 
-/// Held for the whole program: remote storages end before the server does.
+/// Lives as long as the program: remote storages are closed before the server.
 class World : public testing::Environment {
  public:
   void SetUp() override {
@@ -32,7 +32,7 @@ class World : public testing::Environment {
                                                           {"no_proxy", "127.0.0.1"}})
       ::setenv(name, value.c_str(), 1);
     server->put_files("files", "data", kFiles);
-    // ArrayRecord files are kept zipped.
+    // ArrayRecord files are stored compressed.
     gzFile zipped = gzopen((kFiles + "/zstd.array_record.gz").c_str(), "rb");
     std::string bytes(1 << 20, '\0');
     bytes.resize(static_cast<size_t>(std::max(gzread(zipped, bytes.data(), 1 << 20), 0)));

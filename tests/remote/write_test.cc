@@ -1,5 +1,5 @@
-// Files that are written: whole or not at all, on this machine and in buckets, through requests that fail, are slow or
-// end half way; mirrors; claims.
+// Writing files: complete or not at all, on this machine and in buckets, with requests that fail, are slow or end
+// halfway; mirrors; leases.
 #include <fcntl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using WriteFault = BucketServer::WriteFault;
 
-/// Bytes of which none is like those beside it.
+/// Bytes that differ from their neighbours.
 std::string bytes_of(size_t size) {
   std::string bytes(size, '\0');
   uint32_t x = 1;
@@ -150,7 +150,7 @@ TEST_P(WritingToBuckets, AMirrorHasWhatTheFolderHas) {
     EXPECT_EQ(server().keys("out"), (std::vector<std::string>{"run/metrics.jsonl", "run/tensorboard/events"}));
     server().requests();
     mirror.settle();
-    for (const std::string& r : server().requests()) EXPECT_FALSE(r.starts_with("P")) << r;  // nothing has changed
+    for (const std::string& r : server().requests()) EXPECT_FALSE(r.starts_with("P")) << r;  // unchanged
     put("metrics.jsonl", "1\n2\n");
     put("samples/one.png", "picture");
     write_file_atomic(t / "lines.txt", "line");
@@ -162,7 +162,7 @@ TEST_P(WritingToBuckets, AMirrorHasWhatTheFolderHas) {
     put("last", "at the end");
   }
   EXPECT_EQ(server().object("out", "run/last"), "at the end");
-  // Another process of the same folder puts only what is new.
+  // Another process with the same folder uploads only new files.
   server().requests();
   put("metrics.jsonl", "1\n2\n3\n");
   RemoteSync({{folder, at("run")}}, {"checkpoints"}).settle();
@@ -195,7 +195,7 @@ TEST_P(WritingToBuckets, AFolderHasOneOwnerAtATime) {
     expect_says(f, {"out/run' is in use by process 1 on a", "another run_name"});
     first.check();
     const Lease other(at("run2"), "process 2 on b");
-    // The storage says that somebody has taken it meanwhile.
+    // The storage shows that another process has claimed it meanwhile.
     put_text(at("run/.lock/other"), "process 3 on c\n");
     expect_says(failure_of([&] { first.check(); }), {"also in use by process 3 on c"});
     remove_file(at("run/.lock/other"));
@@ -211,10 +211,10 @@ TEST_P(WritingToBuckets, TheClaimOfADeadProcessCountsForNothing) {
   {
     const Lease claim(at("run"), "process 2 on b");
     const auto left = list_all_files(at("run/.lock"));
-    ASSERT_EQ(left.size(), 1u);  // the one that was silent for long is gone
+    ASSERT_EQ(left.size(), 1u);  // the one without heartbeats is removed
     text = get_text(left[0].location);
   }
-  // As this process would have left it, but with a number that no process has.
+  // As left by this process, but with a pid that no process has.
   const std::string me = " " + std::to_string(::getpid()) + " ";
   text.replace(text.find(me), me.size(), " 999999999 ");
   put_text(at("run/.lock/dead"), text);
@@ -226,7 +226,7 @@ TEST_P(WritingToBuckets, AProcessOfThisMachineThatEndsIsWaitedFor) {
   auto first = std::make_unique<Lease>(at("run"), "process 1 on a");
   const std::jthread ending([&] {
     std::this_thread::sleep_for(
-        std::chrono::milliseconds(3500));  // longer than all attempts of those that begin at once
+        std::chrono::milliseconds(3500));  // longer than all retries of processes that start at once
     first.reset();
   });
   const Lease second(at("run"), "process 2 on a");

@@ -1,5 +1,5 @@
-// What a run takes of memory while it saves and while it goes on, in numbers: with a model whose state is so large
-// that a second copy of it would show.
+// Memory of a run while it saves and resumes, measured with a model whose state is so large that a second copy would
+// show.
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -29,11 +29,11 @@ int64_t state_bytes(const LoopView& v) {
   return bytes;
 }
 
-/// The most that this process held since the last call, beyond what it held then.
+/// Peak memory growth of this process since begin().
 class Growth {
  public:
   void begin() {
-    std::ofstream("/proc/self/clear_refs") << "5";  // VmHWM begins anew
+    std::ofstream("/proc/self/clear_refs") << "5";  // resets VmHWM
     before_ = status_bytes("VmRSS");
   }
   int64_t end() const { return status_bytes("VmHWM") - before_; }
@@ -42,7 +42,7 @@ class Growth {
   int64_t before_ = 0;
 };
 
-/// Lets this process map no more than `bytes` beyond what it has; below 0: whatever it wants.
+/// Limits the memory that this process may map to `bytes` more than it has now; negative: no limit.
 void limit_memory(int64_t bytes) {
   rlimit space{};
   getrlimit(RLIMIT_AS, &space);
@@ -50,7 +50,7 @@ void limit_memory(int64_t bytes) {
   ASSERT_EQ(setrlimit(RLIMIT_AS, &space), 0);
 }
 
-/// Three steps of which the second is saved, within a twentieth of the state beyond what a step takes; then it dies.
+/// Trains two steps and saves, within 1/20 of the state's size in addition to a step's memory; dies in the third step.
 void save_and_die(const std::string& folder) {
   TinyRun run;
   make_wide(run);
@@ -62,13 +62,13 @@ void save_and_die(const std::string& folder) {
                           v.recorder.flush();
                           state = state_bytes(v);
                           return_freed_memory();
-                          constexpr int64_t kStacks = 64 * kMiB;  // address space of threads that are started
+                          constexpr int64_t kStacks = 64 * kMiB;  // address space for new threads
                           limit_memory(v.programs.program(0).memory()->temporary + state / 20 + kStacks);
                           growth.begin();
                         }},
                        {every_steps(2),
                         [&](LoopView&) {
-                          limit_memory(-1);  // threads of later steps want address space of their own
+                          limit_memory(-1);  // threads of later steps need address space
                           fmt::print(stderr, "state {} MiB, saved with {} MiB\n", state / kMiB, growth.end() / kMiB);
                           if (state < 200 * kMiB || growth.end() > state / 20) std::_Exit(1);
                         },
@@ -84,7 +84,7 @@ TEST(Memory, ASaveNeedsATwentiethMoreThanTheStepAndResumesToTheBit) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   TemporaryFolder folder;
   if (!std::getenv("MD_SAVED_IN")) setenv("MD_SAVED_IN", folder.path().c_str(), 1);
-  const std::string saved = std::getenv("MD_SAVED_IN");  // the process that dies begins this test, too
+  const std::string saved = std::getenv("MD_SAVED_IN");  // set in the process that dies, which also starts this test
   EXPECT_EXIT(save_and_die(saved), testing::KilledBySignal(SIGKILL),
               "checkpoints pause training while they are written");
   unsetenv("MD_SAVED_IN");
@@ -99,7 +99,7 @@ TEST(Memory, ASaveNeedsATwentiethMoreThanTheStepAndResumesToTheBit) {
   parts.options.keys.checkpoint_every = -1;
   ASSERT_EQ(list_checkpoints(parts.options.checkpoint_dir()), std::vector<int64_t>{2});
 
-  // What is read becomes the state: it is not there twice.
+  // Loaded arrays become the state: there is no second copy.
   return_freed_memory();
   Growth growth;
   growth.begin();
@@ -109,7 +109,7 @@ TEST(Memory, ASaveNeedsATwentiethMoreThanTheStepAndResumesToTheBit) {
                             step = v.programs.program(0).memory()->temporary;
                           }}};
   const Trained resumed = parts.train(4);
-  EXPECT_LT(growth.end(), 2 * state + step) << state;  // what loading the program takes is less than half a state
+  EXPECT_LT(growth.end(), 2 * state + step) << state;  // loading the program takes less than half a state
   expect_same_bits(resumed.values, expected.values);
 }
 

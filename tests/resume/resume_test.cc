@@ -1,4 +1,4 @@
-// Interrupted equals uninterrupted, bit for bit: 2N steps against N, a new process's worth of objects, and N more.
+// Resuming equals not interrupting, bit for bit: 2N steps compared with N, all objects recreated, and N more.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -19,7 +19,11 @@
 #include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/batches/aspect_bucket_batches.h"
+#include "maxdiffusion/lora/lora_scope.h"
+#include "maxdiffusion/nn/layers.h"
+#include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/random.h"
+#include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/tasks/denoise.h"
 #include "maxdiffusion/train/loop.h"
 #include "tests/resume/training.h"
@@ -61,13 +65,13 @@ TEST(Resume, WithAnotherOptimizerIsRefusedWhereThereIsStateOfTheFirst) {
     run.train(4);
     FAIL();
   } catch (const Error& e) {
-    const std::string said = e.what();
+    const std::string message = e.what();
     EXPECT_EQ(e.code(), Code::invalid_config);
-    EXPECT_NE(said.find("optimizer is 'sgd', but checkpoint "), said.npos) << said;
-    EXPECT_NE(said.find(" holds the state of 'adamw', such as 'adam_m/unet/"), said.npos) << said;
-    EXPECT_NE(said.find("try: optimizer=adamw, or another run_name"), said.npos) << said;
+    EXPECT_NE(message.find("optimizer is 'sgd', but checkpoint "), message.npos) << message;
+    EXPECT_NE(message.find(" holds the state of 'adamw', such as 'adam_m/unet/"), message.npos) << message;
+    EXPECT_NE(message.find("try: optimizer=adamw, or another run_name"), message.npos) << message;
   }
-  // Without that state, and back again, both as save_optimizer=false has it.
+  // Switches optimizers from a checkpoint without moments (save_optimizer=false), in both directions.
   for (const char* optimizer : {"sgd", "adamw"}) {
     TinyRun other;
     other.options.keys.save_optimizer = false;
@@ -108,6 +112,226 @@ TEST(Resume, EqualsNoInterruptionBitForBit) {
   }
 }
 
+/// A model of two layers, which compiles quickly.
+class SmallTask final : public Task {
+ public:
+  std::string model() const override { return "unet"; }
+  std::vector<BatchField> batch() const override { return {{"x", {DType::f32, {4, 6}}}}; }
+  Tensor loss(const Models& models, const Feed& feed, Rng rng) const override {
+    const Scope s = models("unet");
+    const Tensor x = feed.at("x") + random_normal(rng.for_("noise"), {DType::f32, {4, 6}}) * 0.1;
+    const Tensor h = tanh(nn::linear(s / "down", x, {.out = 50}));
+    return mean(square(nn::linear(s / "up", h, {.out = 6}) - x));
+  }
+};
+
+LoopOptions options_in(const TemporaryFolder& folder) {
+  LoopOptions o;
+  o.title = "test";
+  o.folder = folder.path();
+  o.compile.xla_flags = "--xla_backend_optimization_level=0";
+  o.step.optim.lr_scheduler = "constant";
+  return o;
+}
+
+class EachOptimizer : public testing::TestWithParam<std::string> {};
+
+TEST_P(EachOptimizer, ResumesToTheBitAndItsStateMoves) {
+  auto train = [](const TemporaryFolder& folder, int64_t steps) {
+    static const Devices devices = Devices::open();
+    LoopOptions o = options_in(folder);
+    o.step.optim.optimizer = GetParam();
+    o.step.optim.learning_rate = 1e-2;
+    o.step.optim.max_train_steps = steps;
+    o.step.ema_decay = 0.9;
+    for (const OptimizerArgument& a : optimizer_arguments(GetParam()))
+      if (a.name == "min_8bit_size") o.step.optim.optimizer_args = {"min_8bit_size=100"};
+    o.initial = initial_values;
+    const SmallTask task;
+    train_loop(devices, {&task}, in_memory({{"x", noise({DType::f32, {11, 6}}, "x")}}, 4, 5), o);
+    return as_arrays(read_training_state(o.checkpoint_dir(), steps).state);
+  };
+  const TemporaryFolder whole, parts;
+  const HostArrays expected = train(whole, 4), half = train(parts, 2), resumed = train(parts, 4);
+  expect_same_bits(expected, resumed);
+  OptimConfig config;
+  config.optimizer = GetParam();
+  for (const auto& [name, a] : expected)  // every moving average changed
+    if (name.starts_with(state_prefix::kAverage)) {
+      EXPECT_NE(0, std::memcmp(a.data(), half.at(name).data(), a.bytes())) << name;
+    }
+  for (const StateSlot& slot : make_optimizer(config)->slots()) {
+    bool some = false, moved = false;
+    for (const auto& [name, a] : expected) {
+      if (!name.starts_with(slot.prefix)) continue;
+      some = true;
+      moved |= std::memcmp(a.data(), half.at(name).data(), a.bytes()) != 0;
+    }
+    EXPECT_TRUE(moved || !some || slot.prefix == std::string("prodigy_start/")) << slot.prefix;
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Optimizers, EachOptimizer, testing::ValuesIn(optimizer_names()),
+                         [](const auto& info) { return info.param; });
+
+/// Two blocks that may be stacked.
+class TwoBlocks final : public Task {
+ public:
+  std::string model() const override { return "unet"; }
+  std::vector<BatchField> batch() const override { return {{"x", {DType::f32, {4, 6}}}}; }
+  Tensor loss(const Models& models, const Feed& feed, Rng) const override {
+    const Tensor x = feed.at("x");
+    return mean(
+        square(nn::repeat(models("unet") / "blocks", 2, x,
+                          [](const Scope& s, Tensor h) { return h + tanh(nn::linear(s / "a", h, {.out = 6})); }) -
+               1.0));
+  }
+};
+
+TEST(Muon, MakesEveryLayerOfAStackOrthogonal) {
+  auto train = [](bool stacked) {
+    const TemporaryFolder folder;
+    const Devices devices = Devices::open();
+    LoopOptions o = options_in(folder);
+    o.step.scope.scan_layers = stacked;
+    o.step.optim.optimizer = "muon";
+    o.step.optim.learning_rate = 1e-2;
+    o.step.optim.max_train_steps = 3;
+    o.initial = initial_values;
+    const TwoBlocks task;
+    return train_loop(devices, {&task}, in_memory({{"x", noise({DType::f32, {11, 6}}, "x")}}, 4, 5), o).values;
+  };
+  const HostArrays stacks = train(true), layers = train(false);
+  for (const char* name : {"a.weight", "a.bias"}) {
+    std::vector<double> both = layers.at("unet/blocks.0." + std::string(name)).to_doubles();
+    std::ranges::copy(layers.at("unet/blocks.1." + std::string(name)).to_doubles(), std::back_inserter(both));
+    const std::vector<double> stack = stacks.at("unet/blocks.*." + std::string(name)).to_doubles();
+    ASSERT_EQ(stack.size(), both.size());
+    for (size_t i = 0; i < both.size(); ++i) EXPECT_NEAR(stack[i], both[i], 1e-5) << name << ' ' << i;
+  }
+}
+
+/// Two vectors; the loss is the sum of half their squared norms.
+class TwoVectors final : public Task {
+ public:
+  std::string model() const override { return "unet"; }
+  std::vector<BatchField> batch() const override { return {{"x", {DType::f32, {4, 6}}}}; }
+  Tensor loss(const Models& models, const Feed& feed, Rng) const override {
+    const Scope s = models("unet");
+    const Tensor a = s.param("a", {3}, {}, init::normal(1)), b = s.param("b", {3}, {}, init::normal(1));
+    return (sum(square(a)) + sum(square(b))) * 0.5 + sum(feed.at("x")) * 0.0;
+  }
+};
+
+// a's gradients are taken at the point between its average and the other sequence; b is frozen.
+TEST(ScheduleFree, TrainsAtThePointBetweenAndNothingFrozen) {
+  constexpr double kRate = 0.1, kNear = 0.6, kSquares = 0.99;
+  const TemporaryFolder folder;
+  const Devices devices = Devices::open();
+  LoopOptions o = options_in(folder);
+  o.step.optim.optimizer = "schedule_free_adamw";
+  o.step.optim.optimizer_args = {"betas=0.6,0.99"};
+  o.step.optim.learning_rate = kRate;
+  o.step.optim.max_grad_norm = o.step.optim.max_grad_value = 0;
+  o.step.optim.max_train_steps = 5;
+  o.step.ema_decay = 0;
+  o.step.frozen = {"/b$"};
+  std::vector<double> a, b;
+  o.initial = [&](const ParamTable& params) {
+    return [&] {
+      NamedShards v;
+      for (const Param& p : params.params()) {
+        const HostArray start = initial_value(p, 3);
+        (p.path == "a" ? a : b) = start.to_doubles();
+        v[p.input] = start;
+      }
+      return v;
+    };
+  };
+  const TwoVectors task;
+  const HostArrays values =
+      train_loop(devices, {&task}, in_memory({{"x", noise({DType::f32, {11, 6}}, "x")}}, 4, 5), o).values;
+  const HostArrays state = as_arrays(read_training_state(o.checkpoint_dir(), 5).state);
+  EXPECT_EQ(values.at("unet/b").to_doubles(), b);
+  for (const auto& [name, array] : state) EXPECT_FALSE(name.ends_with("/unet/b")) << name;
+  const std::vector<double> found = values.at("unet/a").to_doubles(),
+                            found_z = state.at("schedule_free_z/unet/a").to_doubles();
+  for (size_t i = 0; i < a.size(); ++i) {
+    double x = a[i], z = a[i], v = 0;
+    for (int n = 1; n <= 5; ++n) {
+      const double g = kNear * x + (1 - kNear) * z;
+      v = kSquares * v + (1 - kSquares) * g * g;
+      z -= kRate * g / (std::sqrt(v / (1 - std::pow(kSquares, n))) + 1e-8);
+      x += (z - x) / n;
+    }
+    EXPECT_NEAR(found[i], x, 1e-5);
+    EXPECT_NEAR(found_z[i], z, 1e-5);
+  }
+}
+
+TEST(Rates, ByNameAndOfLorasSecondMatrices) {
+  auto moved = [](const std::function<void(StepOptions&)>& change) {
+    TinyRun run;
+    run.options.step.optim.lr_scheduler = "constant";
+    run.options.step.optim.optimizer = "sgd";
+    run.options.step.ema_decay = 0;
+    run.options.step.change_scope = [](const std::string&, const Scope& s) {
+      return lora_scope(s, {.rank = 2, .alpha = 2, .targets = {"to_q", "to_k"}});
+    };
+    change(run.options.step);
+    std::map<std::string, double> distance;
+    const HostArrays from = run.train(0).values, to = run.train(1).values;
+    for (const auto& [name, a] : to) {
+      const std::vector<double> x = from.at(name).to_doubles(), y = a.to_doubles();
+      for (size_t i = 0; i < x.size(); ++i) distance[name] = std::max(distance[name], std::abs(y[i] - x[i]));
+    }
+    return distance;
+  };
+  const auto plain = moved([](StepOptions&) {});
+  const auto changed = moved([](StepOptions& o) {
+    o.loraplus_ratio = 4;
+    o.rates_by_name = {{"down_blocks\\..*to_q", 3e-3}, {"to_q", 0}};
+    o.frozen = {"up_blocks.*to_k"};
+  });
+  int of_each[4] = {};
+  for (const auto& [name, distance] : plain) {
+    double factor = name.ends_with("lora_B.weight") ? 4 : 1;
+    if (name.find("to_q") != name.npos) factor *= name.find("down_blocks.") != name.npos ? 3 : 0;
+    if (name.find("up_blocks") != name.npos && name.find("to_k") != name.npos) factor = 0;
+    EXPECT_NEAR(changed.at(name), distance * factor, 1e-3 * distance * factor) << name;
+    if (distance > 0) ++of_each[factor == 0 ? 0 : factor == 4 ? 1 : factor == 12 ? 2 : 3];
+  }
+  for (int i = 0; i < 3; ++i) EXPECT_GT(of_each[i], 0) << i;
+  for (const std::vector<std::string>& frozen : {std::vector<std::string>{"to_v"}, {"lora"}}) {
+    try {
+      moved([&](StepOptions& o) { o.frozen = frozen; });
+      FAIL();
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::invalid_config);
+      EXPECT_NE(std::string(e.what()).find("frozen_layers"), std::string::npos) << e.what();
+    }
+  }
+  // Optimizers that estimate their rate, or have one rate for a whole component.
+  for (const auto& [optimizer, changed_rate] : std::map<std::string, std::function<void(StepOptions&)>>{
+           {"adafactor", [](StepOptions& o) { o.loraplus_ratio = 4; }},
+           {"prodigy",
+            [](StepOptions& o) {
+              o.rates_by_name = {{"to_q", 3e-3}};
+            }},
+           {"schedule_free_adamw", [](StepOptions& o) { o.loraplus_ratio = 4; }}}) {
+    try {
+      moved([&](StepOptions& o) { o.optim.optimizer = optimizer, changed_rate(o); });
+      ADD_FAILURE() << optimizer;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::invalid_config);
+      EXPECT_TRUE(std::string(e.what()).starts_with("optimizer=" + optimizer + " ")) << e.what();
+      EXPECT_NE(std::string(e.what()).find("cannot be combined with network_reg_lrs and loraplus_lr_ratio"),
+                std::string::npos)
+          << e.what();
+    }
+  }
+}
+
 TEST(Averages, AreThoseOfDiffusers) {
   TinyRun run;
   run.options.step.ema_decay = 0.3;
@@ -145,12 +369,13 @@ std::set<std::string> kinds_of(const HostArrays& state) {
 struct LowPrecisionCase {
   std::string update;
   double ema = 0;
-  DType weights = DType::bf16;
+  DType weights = DType::bf16, moments = DType::f32;
 };
-/// Steps of at most 2e-5, a tenth of half the distance between bf16 numbers near 0.1.
+/// Steps of at most 2e-5, a tenth of half the spacing of bf16 numbers near 0.1.
 void set(TinyRun& run, const LowPrecisionCase& c) {
   run.options.step.scope.weights = c.weights;
   run.options.step.optim.low_precision_update = c.update;
+  run.options.step.optim.moments_dtype = c.moments == DType::f32 ? "float32" : "bfloat16";
   run.options.step.optim.learning_rate = 2e-5;
   run.options.step.optim.lr_scheduler = "constant";
   run.options.step.ema_decay = c.ema;
@@ -158,7 +383,10 @@ void set(TinyRun& run, const LowPrecisionCase& c) {
 
 // P-6
 TEST(LowPrecision, ResumedEqualsUninterruptedBitForBit) {
-  for (const LowPrecisionCase& c : {LowPrecisionCase{"master_f32"}, {"stochastic_rounding"}, {"master_f32", 0.9}}) {
+  for (const LowPrecisionCase& c : {LowPrecisionCase{"master_f32"},
+                                    {"stochastic_rounding"},
+                                    {"master_f32", 0.9},
+                                    {"stochastic_rounding", 0, DType::bf16, DType::bf16}}) {
     SCOPED_TRACE(c.update + " " + std::to_string(c.ema));
     TinyRun whole, parts;
     set(whole, c);
@@ -169,14 +397,14 @@ TEST(LowPrecision, ResumedEqualsUninterruptedBitForBit) {
     const HostArrays state = as_arrays(read_training_state(whole.options.checkpoint_dir(), 6).state);
     expect_same_bits(state, as_arrays(read_training_state(parts.options.checkpoint_dir(), 6).state));
 
-    // What the model's file or a master says is not repeated, and everything is f32.
+    // The state does not repeat the model's weights or master weights; all of it but narrow moments is f32.
     std::set<std::string> kinds = {"step", "healthy", "adam_m", "adam_v"};
     if (c.update == "master_f32") kinds.insert("master");
     if (c.ema > 0) kinds.insert("ema");
     EXPECT_EQ(kinds_of(state), kinds);
     for (const auto& [name, a] : state)
       if (name.find('/') != std::string::npos) {
-        EXPECT_EQ(a.dtype(), DType::f32) << name;
+        EXPECT_EQ(a.dtype(), name.starts_with("adam_") ? c.moments : DType::f32) << name;
       }
     for (const auto& [name, a] : expected.values) {
       EXPECT_EQ(a.dtype(), DType::bf16) << name;
@@ -190,7 +418,7 @@ TEST(LowPrecision, ResumedEqualsUninterruptedBitForBit) {
 
 // S0-81, S4-12, P-8
 TEST(LowPrecision, SmallUpdatesAddUpUnlessRoundedToNearest) {
-  // How far the weights between 1/16 and 1/2 went along with those of float32, from the same start.
+  // The movement of the weights between 1/16 and 1/2 relative to the float32 run from the same start.
   auto train = [](const LowPrecisionCase& c, int64_t steps) {
     TinyRun run;
     set(run, c);
@@ -201,21 +429,44 @@ TEST(LowPrecision, SmallUpdatesAddUpUnlessRoundedToNearest) {
   const HostArrays from = train(f32, 0), to = train(f32, 40);
   auto part_of_the_way = [&](const std::string& update) {
     const HostArrays values = train({update}, 40);
-    double common = 0, way = 0;
+    double common = 0, difference = 0;
     for (const auto& [name, array] : values) {
       const std::vector<double> x = array.to_doubles(), x0 = from.at(name).cast(DType::bf16).to_doubles();
       const std::vector<double> y = to.at(name).to_doubles(), y0 = from.at(name).to_doubles();
       for (size_t i = 0; i < x.size(); ++i) {
         if (std::abs(y0[i]) < 1.0 / 16 || std::abs(y0[i]) > 0.5) continue;
         common += (x[i] - x0[i]) * (y[i] - y0[i]);
-        way += (y[i] - y0[i]) * (y[i] - y0[i]);
+        difference += (y[i] - y0[i]) * (y[i] - y0[i]);
       }
     }
-    return common / way;
+    return common / difference;
   };
   EXPECT_NEAR(part_of_the_way("master_f32"), 1, 0.1);
   EXPECT_NEAR(part_of_the_way("stochastic_rounding"), 1, 0.1);
   EXPECT_EQ(part_of_the_way("round_to_nearest"), 0);
+}
+
+// In step 400 the second moment grows by 1/400 of its value, less than half of bfloat16's spacing of 2^-8: rounding to
+// nearest would stop its growth. With stochastic rounding the sum over all weights equals that of float32.
+TEST(LowPrecision, MomentsOfBfloat16AddUpAsThoseOfFloat32) {
+  const auto second_moments = [](DType moments) {
+    TinyRun run;
+    set(run, {"master_f32", 0, DType::f32, moments});
+    run.options.step.optim.learning_rate = 1e-7;  // both runs get the same gradients
+    run.options.step.optim.optimizer_arg<double>("adam_b2") = 0.99999;
+    run.train(500);
+    std::pair<double, size_t> sum_and_bytes;
+    for (const auto& [name, a] : as_arrays(read_training_state(run.options.checkpoint_dir(), 500).state)) {
+      if (!name.starts_with("adam_v/")) continue;
+      for (const double v : a.to_doubles()) sum_and_bytes.first += v;
+      sum_and_bytes.second += a.bytes();
+    }
+    return sum_and_bytes;
+  };
+  const auto [exact, whole] = second_moments(DType::f32);
+  const auto [sum, half] = second_moments(DType::bf16);
+  EXPECT_EQ(2 * half, whole);
+  EXPECT_NEAR(sum / exact, 1, 0.02);  // the largest of thousands of weights dominate the sum
 }
 
 // P-8
@@ -229,7 +480,7 @@ TEST(LowPrecision, AnF32RunResumesInBf16AndBack) {
   run.options.step.optim.learning_rate = 0;
   run.train(3);
   const HostArrays still = as_arrays(read_training_state(run.options.checkpoint_dir(), 3).state);
-  for (const auto& [name, a] : first.values)  // a master begins as the f32 weight was
+  for (const auto& [name, a] : first.values)  // a master weight starts as the f32 weight
     EXPECT_EQ(still.at("master/" + name).to_doubles(), a.to_doubles()) << name;
   set(run, {"master_f32"});
   run.train(4);
@@ -261,7 +512,7 @@ TEST(Resume, EqualsNoInterruptionWithBatchesOfSeveralSizes) {
   expect_same_bits(as_arrays(read_training_state(whole.options.checkpoint_dir(), 9).state),
                    as_arrays(read_training_state(parts.options.checkpoint_dir(), 9).state));
   EXPECT_EQ(whole.metric("loss"), parts.metric("loss"));
-  // 64 positions against 48: the work of a step follows its batch.
+  // 64 positions against 48: the FLOPs of a step depend on its batch size.
   const std::vector<double> flops = whole.metric("per_device_tflops");
   const std::set<double> sizes(flops.begin(), flops.end());
   EXPECT_EQ(flops, parts.metric("per_device_tflops"));
@@ -288,7 +539,7 @@ TEST(Loop, TheLastCheckpointMayBeLeftOut) {
   run.options.keys.save_final_checkpoint = false;
   run.train(2);
   EXPECT_TRUE(list_checkpoints(run.options.checkpoint_dir()).empty());
-  // It does not take away one that is due.
+  // Checkpoints at their interval are still saved.
   run.options.keys.checkpoint_every = 8;  // samples: two steps
   run.train(4);
   EXPECT_EQ(list_checkpoints(run.options.checkpoint_dir()), (std::vector<int64_t>{2, 4}));
@@ -324,7 +575,7 @@ TEST(Loop, LossThatIsNotFiniteStopsTheRunAndKeepsTheStateBeforeIt) {
   EXPECT_EQ(a.state_json, b.state_json);
 }
 
-/// What train() throws and logs.
+/// The error message and log of train().
 std::pair<std::string, std::string> error_and_log(TinyRun& run, int64_t steps) {
   testing::internal::CaptureStderr();
   std::string error;
@@ -336,7 +587,7 @@ std::pair<std::string, std::string> error_and_log(TinyRun& run, int64_t steps) {
   return {error, testing::internal::GetCapturedStderr()};
 }
 
-/// Saves every step from 2 on.
+/// Saves every step.
 void save_often(TinyRun& run) {
   run.options.keys.checkpoint_every = 4;
   run.options.keys.checkpoints_to_keep = 0;
@@ -347,13 +598,13 @@ TEST(Loop, AStateThatIsNotFiniteIsNeverSaved) {
   TinyRun run;
   save_often(run);
   run.train(3);
-  // The loss of the last step is that of the weights before it: only a look at the state shows what it made of them.
+  // The loss of the last step precedes its update: only checking the state finds the NaN.
   run.options.step.optim.learning_rate = NAN;
   const auto [error, log] = error_and_log(run, 4);
   EXPECT_NE(error.find("the state after step 4 is not saved: '"), std::string::npos) << error;
   EXPECT_NE(error.find("' holds nan at element"), std::string::npos) << error;
   EXPECT_EQ(checkpoint_folders(run.options.checkpoint_dir()), (std::vector<int64_t>{1, 2, 3}));
-  // Two steps: the second one's loss is not finite, and the state before it cannot be rescued either.
+  // Two steps: the second one's loss is not finite, and the state before it is bad too, so nothing is saved.
   run.options.keys.checkpoint_every = -1;
   const std::string later = error_and_log(run, 6).first;
   EXPECT_NE(later.find("is not finite at step 5"), std::string::npos) << later;
@@ -361,13 +612,13 @@ TEST(Loop, AStateThatIsNotFiniteIsNeverSaved) {
   EXPECT_EQ(checkpoint_folders(run.options.checkpoint_dir()), (std::vector<int64_t>{1, 2, 3}));
 }
 
-/// Changes the JSON of a checkpoint's state, or its text.
+/// Changes the JSON of a checkpoint's state.
 void change_state(const TinyRun& run, int64_t step, const std::function<void(nlohmann::json&)>& change) {
   const std::string folder = checkpoint_folder(run.options.checkpoint_dir(), step) + "/training_state/";
   nlohmann::json j = parse_json(read_file(folder + "state.json"));
   change(j);
   write_file_atomic(folder + "state.json", j.is_null() ? "" : j.dump());
-  std::filesystem::remove(folder + "checksums.json");  // a state of an older version, or of an enemy
+  std::filesystem::remove(folder + "checksums.json");  // as in an older version, or tampered with
 }
 
 TEST(Resume, DamagedStateIsNamedAndTheCheckpointBeforeItUsed) {
@@ -390,16 +641,16 @@ TEST(Resume, DamagedStateIsNamedAndTheCheckpointBeforeItUsed) {
   save_often(run);
   run.train(3);
   const std::string dir = run.options.checkpoint_dir();
-  const std::string kept = run.folder / "kept";
-  std::filesystem::copy(dir, kept, std::filesystem::copy_options::recursive);
-  for (const auto& [change, said] : cases) {
-    SCOPED_TRACE(said);
+  const std::string backup = run.folder / "kept";
+  std::filesystem::copy(dir, backup, std::filesystem::copy_options::recursive);
+  for (const auto& [change, message] : cases) {
+    SCOPED_TRACE(message);
     std::filesystem::remove_all(dir);
-    std::filesystem::copy(kept, dir, std::filesystem::copy_options::recursive);
+    std::filesystem::copy(backup, dir, std::filesystem::copy_options::recursive);
     change_state(run, 3, change);
-    const auto [error, log] = error_and_log(run, said == cases.back().second ? 4 : 2);
+    const auto [error, log] = error_and_log(run, message == cases.back().second ? 4 : 2);
     EXPECT_EQ(error, "");
-    EXPECT_NE(log.find(said), std::string::npos) << log;
+    EXPECT_NE(log.find(message), std::string::npos) << log;
     EXPECT_NE(log.find("it is '" + dir + "/3.damaged' now"), std::string::npos) << log;
     EXPECT_NE(log.find("training resumes from the checkpoint before: " + dir + "/2"), std::string::npos) << log;
   }
@@ -433,8 +684,8 @@ TEST(Resume, MomentsThatAreNotFiniteAndFlippedBytesAreNamed) {
   std::tie(error, log) = error_and_log(run, 1);
   EXPECT_NE(error.find(weights + "': its bytes differ from those written"), std::string::npos) << error;
   EXPECT_NE(error.find("no checkpoint in '" + dir + "' can be resumed"), std::string::npos) << error;
-  EXPECT_TRUE(exists(dir + "/1"));           // the only one is not set aside
-  EXPECT_EQ(run.metric("loss").size(), 1u);  // nothing was started anew over it
+  EXPECT_TRUE(exists(dir + "/1"));           // the only checkpoint is not renamed
+  EXPECT_EQ(run.metric("loss").size(), 1u);  // no new run overwrote it
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
-// A state that several processes wrote in shards, gone on from on other meshes and by other numbers of processes. The
-// processes are seen one after the other, each with its devices of one client.
+// A state that several processes wrote in shards, resumed on other meshes and with other numbers of processes. The
+// processes are simulated one after the other, each with its devices of one client.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -13,7 +13,7 @@
 namespace md {
 namespace {
 
-/// Moments are drawn at random on no device; there is no value that a restored state takes from elsewhere.
+/// No device initializes moments at random, so every restored value comes from the checkpoint.
 std::function<NamedShards()> nothing(const ParamTable& params) {
   EXPECT_TRUE(params.params().empty()) << "everything is trained";
   return [] { return NamedShards(); };
@@ -21,7 +21,7 @@ std::function<NamedShards()> nothing(const ParamTable& params) {
 
 MeshConfig fsdp(int64_t n) { return {.ici_data_parallelism = 1, .ici_fsdp_parallelism = n}; }
 
-/// The step of a run on other devices, traced.
+/// A run's step, traced for other devices.
 struct Traced {
   Devices devices;
   StepPrograms programs;
@@ -32,19 +32,19 @@ struct Traced {
         programs(devices, {&run.task}, run.options.step, "test"),
         step(run.options.step) {}
 
-  /// What process `p` sees, where every device is of a process of its own.
+  /// The devices as process `p` has them if every device belongs to its own process.
   Devices as_process(int64_t p) const {
     std::vector<int> processes(static_cast<size_t>(devices.mesh().devices()));
     std::iota(processes.begin(), processes.end(), 0);
     return devices.as_process(static_cast<int>(p), processes);
   }
 
-  /// The state in the newest checkpoint, as process `p` reads it.
+  /// The state in the newest checkpoint as process `p` reads it.
   HostState restored(const Devices& mine, const std::string& dir) const {
     return open_state(mine, programs, step, {.checkpoint_dir = dir, .seed = 0}, nothing)();
   }
 
-  /// Of the values that a process has read, those that it saves.
+  /// The values that a process saves, out of those it read.
   NamedShards owned(const Devices& mine, const NamedShards& values) const {
     NamedShards out;
     for (const std::string& name : programs.state_names()) {
@@ -61,8 +61,8 @@ struct Traced {
     return out;
   }
 
-  /// Reads the newest checkpoint in `from` as the processes do, and writes it into `to` as they would; the bytes that
-  /// each has read.
+  /// Reads the newest checkpoint in `from` as the processes do, and writes it to `to` as they would. Returns the bytes
+  /// that each process read.
   std::vector<uint64_t> rewrite(const std::string& from, const std::string& to, int64_t at) const {
     const int64_t n = devices.mesh().devices();
     std::vector<uint64_t> read(static_cast<size_t>(n));
@@ -84,7 +84,7 @@ struct Traced {
   }
 };
 
-/// Everything that a checkpoint holds of numbers, by name.
+/// All numeric contents of a checkpoint, by name.
 HostArrays numbers_of(const std::string& dir, int64_t step) {
   CheckpointReader reader(checkpoint_folder(dir, step));
   reader.add_component("unet");
@@ -95,7 +95,7 @@ HostArrays numbers_of(const std::string& dir, int64_t step) {
 
 struct Case {
   const char* name;
-  std::vector<int64_t> devices;  // after one
+  std::vector<int64_t> devices;  // for resuming after the one
   double ema = 0;
   DType weights = DType::f32;
 };
@@ -131,8 +131,8 @@ TEST(ShardedState, ResumesOnAnotherMesh) {
     run->options.step.ema_decay = 0;
     run->train(2);
   }
-  const std::string own = parts.options.checkpoint_dir(), shards = parts.folder / "pieces";
-  Traced(parts, fsdp(8), 8).rewrite(own, shards, 2);
+  const std::string whole_folder = parts.options.checkpoint_dir(), shards = parts.folder / "pieces";
+  Traced(parts, fsdp(8), 8).rewrite(whole_folder, shards, 2);
   parts.options.keys.checkpoint_dir = shards;
   parts.devices = Devices::open("cpu", 2, {.ici_data_parallelism = 1, .ici_tensor_parallelism = 2});
   expect_same_bits(parts.train(2).values, whole.train(2).values);  // nothing is done
@@ -174,7 +174,7 @@ TEST(ShardedState, EachProcessReadsWhatItsDevicesHold) {
         const Slice& slice = a.shards[0].slice;
         held += a.shards[0].values.bytes();
         split += slice.size != a.shape.dims;
-        // Stretches of a shard of a fourth are those of the whole, or part of them.
+        // Contiguous runs of a quarter shard equal those of the whole array, or are parts of them.
         each_run(slice, Slice::all(a.shape.dims), [&](int64_t, int64_t) { ++runs; });
       }
       EXPECT_GT(split, 50u);

@@ -1,4 +1,4 @@
-// A training run as small as it gets, in this process.
+// A minimal training run in this process.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,13 +34,22 @@ inline HostArray noise(const Shape& shape, const char* purpose) {
   return a;
 }
 
+/// LoopOptions::initial: each parameter's initial_value.
+inline std::function<NamedShards()> initial_values(const ParamTable& params) {
+  return [&params] {
+    NamedShards v;
+    for (const Param& p : params.params()) v[p.input] = initial_value(p, 3);
+    return v;
+  };
+}
+
 struct TinyRun {
   TemporaryFolder folder;
   Devices devices = Devices::open();
   DenoiseTask task = dropping_task();
   LoopOptions options;
   float poison = 0;                      // added to the latents of sample 9
-  std::vector<DenoiseTask> other_sizes;  // given: every batch is of one of the sizes
+  std::vector<DenoiseTask> other_sizes;  // if set, each batch has one of these sizes
 
   TinyRun() {
     options.title = "test";
@@ -48,18 +57,12 @@ struct TinyRun {
     options.step.optim.learning_rate = 1e-3;
     options.step.optim.learning_rate_schedule_steps = 100;
     options.step.ema_decay = 0.9;
-    options.compile.xla_flags = "--xla_backend_optimization_level=0";  // half the time; bits are compared with bits
+    options.compile.xla_flags = "--xla_backend_optimization_level=0";  // halves the time; tests compare runs
   }
 
   Trained train(int64_t steps) {
     options.step.optim.max_train_steps = steps;
-    options.initial = [](const ParamTable& params) {
-      return [&params] {
-        NamedShards v;
-        for (const Param& p : params.params()) v[p.input] = initial_value(p, 3);
-        return v;
-      };
-    };
+    options.initial = initial_values;
     options.constants = {{"empty_prompt_embeds", noise({DType::f32, {5, 12}}, "empty")},
                          {"empty_text_embeds", noise({DType::f32, {10}}, "empty pooled")}};
     auto samples = [](const DenoiseTask& t, int64_t n) {
@@ -78,7 +81,7 @@ struct TinyRun {
     return train_loop(devices, tasks, in_aspect_buckets(groups, task.batch_size, {.seed = 5}), options);
   }
 
-  /// Of every step.
+  /// The metric of every step.
   std::vector<double> metric(const char* name) const {
     std::vector<double> out;
     std::istringstream lines(read_file(folder / "metrics.jsonl"));

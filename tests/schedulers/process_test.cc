@@ -1,12 +1,18 @@
-// Noise processes: which a config asks for, and what flow matching draws and weighs.
+// Noise processes: which one a config selects, and the sampling and weights of flow matching.
 #include "maxdiffusion/schedulers/process.h"
+#include "maxdiffusion/schedulers/timestep_sampling.h"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
+#include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <numbers>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
@@ -31,7 +37,7 @@ std::string refusal(const json& config, const ProcessKeys& keys) {
   return "accepted";
 }
 
-/// f of a graph of its own, computed.
+/// Evaluates f in a new graph.
 template <class F>
 std::vector<double> computed(F f) {
   Graph g(one_device().graph_options());
@@ -80,7 +86,8 @@ TEST(Process, RefusesUnsupportedKeys) {
 
 // P-5
 TEST(FlowMatch, TimesAreShiftedTowardsNoise) {
-  // u uniform, τ = s·u / (1 + (s − 1)·u): the median of τ is s / (1 + s), its quarters those of u shifted likewise.
+  // u uniform, τ = s·u / (1 + (s − 1)·u): the median of τ is s / (1 + s), and its quartiles are the shifted quartiles
+  // of u.
   for (double s : {1.0, 3.0}) {
     ProcessKeys keys;
     keys.train_flow_shift = s;
@@ -103,7 +110,7 @@ TEST(FlowMatch, RestrictedTimestepsHaveTheirProbability) {
   std::vector<double> t = computed([&](Graph& g) { return whole->sample_timesteps(Rng::seed(g, 3), 20000); });
   const auto above = static_cast<double>(std::ranges::count_if(t, [](double v) { return v >= 875; }));
   EXPECT_EQ(whole->probability(), 1);
-  EXPECT_NEAR(high->probability(), above / 20000, 0.013);  // four deviations
+  EXPECT_NEAR(high->probability(), above / 20000, 0.013);  // four standard deviations
   EXPECT_NEAR(low->probability() + high->probability(), 1, 1e-12);
   for (double v : t) EXPECT_NE(low->contains(v), high->contains(v)) << v;
   EXPECT_TRUE(high->contains(1000));
@@ -112,9 +119,233 @@ TEST(FlowMatch, RestrictedTimestepsHaveTheirProbability) {
   for (double v : t) EXPECT_TRUE(high->contains(v)) << v;
 }
 
+/// What diffusers computes, and formulas of kohya's sd-scripts (tools/golden/noise_times.py).
+const json& golden() {
+  static const json all = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/noise_times.json"));
+  return all;
+}
+
+ProcessKeys sampled_by(const std::string& how, double shift = 1) {
+  ProcessKeys keys;
+  keys.timestep_sampling = how;
+  keys.train_flow_shift = shift;
+  return keys;
+}
+
+constexpr int64_t kMany = 4000;
+/// Times of a process in [0, 1], and the normal and uniform numbers of the same random numbers.
+struct Sampled {
+  std::vector<double> times, normal, uniform;
+};
+Sampled sample(const std::shared_ptr<const NoiseProcess>& process) {
+  const std::vector<double> all = computed([&](Graph& g) {
+    const Rng rng = Rng::seed(g, 5);
+    const Shape shape{DType::f32, {kMany}};
+    return concatenate({process->sample_timesteps(rng, kMany), random_normal(rng, shape), random_uniform(rng, shape)},
+                       0);
+  });
+  Sampled s{
+      {all.begin(), all.begin() + kMany}, {all.begin() + kMany, all.end() - kMany}, {all.end() - kMany, all.end()}};
+  for (double& t : s.times) t /= 1000;
+  return s;
+}
+
+double logistic(double x) { return 1 / (1 + std::exp(-x)); }
+double moved(double u, double shift) { return shift * u / (1 + (shift - 1) * u); }
+
+TEST(FlowMatch, TimesChangeWithTheKeysThatADistributionReads) {
+  const std::map<std::string, std::function<void(ProcessKeys&)>> changes = {
+      {"logit_mean", [](ProcessKeys& k) { k.logit_mean = 0.5; }},
+      {"logit_std", [](ProcessKeys& k) { k.logit_std = 0.5; }},
+      {"mode_scale", [](ProcessKeys& k) { k.mode_scale = 0.5; }},
+      {"sigmoid_scale", [](ProcessKeys& k) { k.sigmoid_scale = 0.5; }},
+      {"train_flow_shift", [](ProcessKeys& k) { k.train_flow_shift = 5; }}};
+  for (const char* how : {"uniform", "logit_normal", "mode", "cosmap", "sigmoid", "shift", "flux_shift"}) {
+    const std::vector<double> times = sample(make_process(kFlow, sampled_by(how))).times;
+    for (const auto& [key, change] : changes) {
+      ProcessKeys keys = sampled_by(how);
+      change(keys);
+      EXPECT_EQ(sample(make_process(kFlow, keys)).times != times, timestep_sampling_reads(how, key))
+          << how << " " << key;
+    }
+  }
+}
+
+TEST(FlowMatch, TimesAreThoseOfDiffusersScripts) {
+  for (const json& of : golden()["logit_normal"]) {
+    ProcessKeys keys = sampled_by("logit_normal", 3);
+    keys.logit_mean = of.value("logit_mean", 0.0), keys.logit_std = of.value("logit_std", 1.0);
+    const auto f = [&](double z) { return logistic(keys.logit_mean + keys.logit_std * z); };
+    for (size_t i = 0; i < of["from"].size(); ++i) EXPECT_NEAR(f(of["from"][i]), of["to"][i].get<double>(), 1e-6);
+    // Scripts take what comes as a place in timesteps that fall from noise to data.
+    const Sampled s = sample(make_process(kFlow, keys));
+    for (size_t i = 0; i < kMany; ++i) ASSERT_NEAR(s.times[i], moved(1 - f(-s.normal[i]), 3), 2e-6) << of;
+  }
+  for (const json& of : golden()["mode"]) {
+    ProcessKeys keys = sampled_by("mode");
+    keys.mode_scale = of.value("mode_scale", keys.mode_scale);
+    const auto f = [&](double u) {
+      const double c = std::cos(std::numbers::pi * u / 2);
+      return 1 - u - keys.mode_scale * (c * c - 1 + u);
+    };
+    for (size_t i = 0; i < of["from"].size(); ++i) EXPECT_NEAR(f(of["from"][i]), of["to"][i].get<double>(), 1e-6);
+    const Sampled s = sample(make_process(kFlow, keys));
+    for (size_t i = 0; i < kMany; ++i) ASSERT_NEAR(s.times[i], 1 - f(s.uniform[i]), 2e-6) << of;
+  }
+  // Esser et al. 2024, section 3.1: t = 1 − 1/(tan(πu/2) + 1).
+  const Sampled s = sample(make_process(kFlow, sampled_by("cosmap")));
+  for (size_t i = 0; i < kMany; ++i)
+    ASSERT_NEAR(s.times[i], 1 - 1 / (std::tan(std::numbers::pi * s.uniform[i] / 2) + 1), 2e-6);
+}
+
+TEST(FlowMatch, TimesAreThoseOfKohyasScripts) {
+  ProcessKeys keys = sampled_by("sigmoid", 3);
+  keys.sigmoid_scale = 1.5;
+  Sampled s = sample(make_process(kFlow, keys));
+  for (size_t i = 0; i < kMany; ++i) ASSERT_NEAR(s.times[i], logistic(1.5 * s.normal[i]), 2e-6);
+  keys.timestep_sampling = "shift";
+  s = sample(make_process(kFlow, keys));
+  for (size_t i = 0; i < kMany; ++i) ASSERT_NEAR(s.times[i], moved(logistic(1.5 * s.normal[i]), 3), 2e-6);
+  EXPECT_FALSE(make_process(kFlow, keys)->for_tokens(64));
+  keys.timestep_sampling = "flux_shift";
+  for (const json& of : golden()["dynamic_shift"]) {
+    const double u = of["from"][0], y = of["to"][0], shift = y * (1 - u) / (u * (1 - y));
+    for (size_t i = 0; i < 3; ++i) EXPECT_NEAR(moved(of["from"][i], shift), of["to"][i].get<double>(), 1e-9);
+    const auto sized = make_process(kFlow, keys)->for_tokens(of["tokens"]);
+    s = sample(sized);
+    for (size_t i = 0; i < kMany; ++i) ASSERT_NEAR(s.times[i], moved(logistic(1.5 * s.normal[i]), shift), 4e-6) << of;
+  }
+  json other = kFlow;
+  other["base_shift"] = other["max_shift"] = std::log(3.0);
+  s = sample(make_process(other, keys)->for_tokens(77));
+  for (size_t i = 0; i < kMany; ++i) ASSERT_NEAR(s.times[i], moved(logistic(1.5 * s.normal[i]), 3), 2e-6);
+}
+
+TEST(FlowMatch, EveryDistributionIsDividedBetweenExperts) {
+  for (const char* how : {"uniform", "logit_normal", "mode", "cosmap", "sigmoid", "shift", "flux_shift"}) {
+    ProcessKeys keys = sampled_by(how, 2);
+    keys.logit_mean = 0.4;
+    const auto sized = [&](std::shared_ptr<const NoiseProcess> p) {
+      const auto with_tokens = p->for_tokens(1024);
+      return with_tokens ? with_tokens : p;
+    };
+    const auto all = make_process(kFlow, keys);
+    const auto low = sized(all->restricted_to(0, 700)), high = sized(all->restricted_to(700, 1000));
+    const Sampled s = sample(sized(all));
+    const auto above = static_cast<double>(std::ranges::count_if(s.times, [](double t) { return t >= 0.7; })) / kMany;
+    EXPECT_NEAR(low->probability() + high->probability(), 1, 1e-12) << how;
+    EXPECT_NEAR(high->probability(), above, 0.035) << how;  // more than four deviations
+    for (double t : sample(low).times) ASSERT_LE(t, 0.7 + 1e-6) << how;
+    // Above the boundary times are distributed as the whole's that are there: compare their means.
+    double whole = 0, part = 0;
+    for (double t : s.times) whole += t >= 0.7 ? t : 0;
+    for (double t : sample(high).times) {
+      ASSERT_GE(t, 0.7 - 1e-6) << how;
+      part += t;
+    }
+    EXPECT_NEAR(part / kMany, whole / (above * kMany), 0.01) << how;
+  }
+}
+
+TEST(FlowMatch, WeightingSchemesAreThoseOfDiffusers) {
+  const json& of = golden()["weights"];
+  std::vector<float> at;
+  for (const json& sigma : of["sigmas"]) at.push_back(1000 * sigma.get<float>());
+  for (const char* name : {"sigma_sqrt", "cosmap"}) {
+    ProcessKeys keys = sampled_by("uniform");
+    keys.weighting_scheme = name;
+    const auto process = make_process(kFlow, keys);
+    const std::vector<double> w = computed([&](Graph& g) { return process->weight(times(g, at)); });
+    for (size_t i = 0; i < w.size(); ++i) EXPECT_NEAR(w[i], of[name][i].get<double>(), 1e-5 * w[i]) << name << i;
+    Graph g(one_device().graph_options());
+    EXPECT_FALSE(process->unweighted()->weight(times(g, {500})));
+    keys.weighting_scheme = "none";
+    EXPECT_FALSE(make_process(kFlow, keys)->weight(times(g, {500})));
+  }
+  // Below the grid's least level the weight grows no further.
+  ProcessKeys keys = sampled_by("uniform", 3);
+  keys.weighting_scheme = "sigma_sqrt";
+  const std::vector<double> w = computed([&](Graph& g) {
+    return make_process(kFlow, keys)->weight(times(g, {0, 0.5, 3000.0F / 1002, 6}));
+  });
+  EXPECT_EQ(w[0], w[1]);
+  EXPECT_NEAR(w[1], 1002.0 * 1002 / 9, 1);
+  EXPECT_NEAR(w[2], w[1], 1);
+  EXPECT_NEAR(w[3], 1e6 / 36, 0.1);
+}
+
+TEST(Ddpm, WeightsAreThoseOfKohyasScripts) {
+  for (const json& of : golden()["noise_models"]) {
+    const json config = {{"beta_schedule", "scaled_linear"},
+                         {"beta_start", 0.00085},
+                         {"beta_end", 0.012},
+                         {"prediction_type", of["prediction_type"]},
+                         {"rescale_betas_zero_snr", of["zero"]}};
+    const auto expect = [&](const char* name, const ProcessKeys& keys) {
+      const std::vector<double> w = computed([&](Graph& g) {
+        return make_process(config, keys)
+            ->weight(
+                constant(g, HostArray::of<int32_t>({DType::s32, {6}}, of["timesteps"].get<std::vector<int32_t>>())));
+      });
+      // diffusers' ᾱ are products in float32.
+      for (size_t i = 0; i < w.size(); ++i)
+        EXPECT_NEAR(w[i], of[name][i].get<double>(), 3e-4 * w[i] + 1e-7) << name << of;
+    };
+    ProcessKeys snr, debiased, scale;
+    snr.snr_gamma = 5;
+    debiased.debiased_estimation_loss = true;
+    scale.scale_v_pred_loss_like_noise_pred = true;
+    expect("min_snr_5", snr);
+    expect("debiased", debiased);
+    if (of["prediction_type"] == "v_prediction") {
+      expect("scale_v", scale);
+      Graph g(one_device().graph_options());
+      const Tensor t = full(g, 3, {DType::s32, {2}});
+      EXPECT_FALSE(make_process(config, scale)->unweighted()->weight(t));
+    } else {
+      EXPECT_NE(refusal(config, scale).find("prediction_type is epsilon; expected v_prediction"), std::string::npos);
+    }
+  }
+  // Weights are factors of each other.
+  ProcessKeys both;
+  both.snr_gamma = 5, both.debiased_estimation_loss = true;
+  const std::vector<double> w = computed([&](Graph& g) {
+    const Tensor t = full(g, 500, {DType::s32, {1}});
+    ProcessKeys snr = both, debiased = both;
+    snr.debiased_estimation_loss = false, debiased.snr_gamma = -1;
+    const auto weight = [&](const ProcessKeys& k) { return make_process(json::object(), k)->weight(t); };
+    return concatenate({weight(both), weight(snr) * weight(debiased)}, 0);
+  });
+  EXPECT_NEAR(w[0], w[1], 1e-6 * w[0]);
+}
+
+TEST(Process, KeysOfTheOtherKindOfModelAreRefusedByName) {
+  for (const auto& [key, set] : std::vector<std::pair<const char*, void (*)(ProcessKeys&)>>{
+           {"debiased_estimation_loss", [](ProcessKeys& k) { k.debiased_estimation_loss = true; }},
+           {"scale_v_pred_loss_like_noise_pred", [](ProcessKeys& k) { k.scale_v_pred_loss_like_noise_pred = true; }}}) {
+    ProcessKeys keys;
+    set(keys);
+    EXPECT_NE(refusal(kFlow, keys).find(std::string(key) + " is true, but flow matching"), std::string::npos);
+  }
+  ProcessKeys keys = sampled_by("logit_normal");
+  EXPECT_NE(refusal(json::object(), keys)
+                .find("timestep_sampling is 'logit_normal', but this model is trained on "
+                      "timesteps"),
+            std::string::npos);
+  keys = {};
+  keys.weighting_scheme = "cosmap";
+  EXPECT_NE(refusal(json::object(), keys).find("weighting_scheme is 'cosmap', but"), std::string::npos);
+  keys.disable_training_weights = true;
+  EXPECT_NE(refusal(kFlow, keys).find("and disable_training_weights says"), std::string::npos);
+  keys = {};
+  keys.debiased_estimation_loss = true;
+  EXPECT_NE(refusal({{"rescale_betas_zero_snr", true}}, keys).find("weight of the last timestep is infinite"),
+            std::string::npos);
+}
+
 // P-5
 TEST(FlowMatch, WeightsAreABellOverTheGrid) {
-  // The numbers of the specification for shift 3 (schedulers.md, section 13).
+  // Values of the specification for shift 3 (schedulers.md, section 13).
   const std::vector<double> w = computed([](Graph& g) {
     return make_process(kFlow, {})->weight(times(g, {500, 1000, 9, 125, 250, 750, 875}));
   });
@@ -143,7 +374,7 @@ TEST(FlowMatch, MixesDataAndNoiseOnAStraightLine) {
   }
 }
 
-/// Each step's level and the time that the model is given there: of data 0 and noise 1 the sample is its level.
+/// Sigma of each step and the timestep passed to the model: with data 0 and noise 1 the sample equals its sigma.
 std::vector<std::pair<double, double>> levels_and_times_of_sampling(const json& config, int64_t steps) {
   const auto sampler = make_scheduler(config);
   const SampleTable table = sampler->table(steps);
@@ -164,7 +395,8 @@ std::vector<std::pair<double, double>> levels_and_times_of_sampling(const json& 
 }
 
 TEST(FlowMatch, ALevelHasTheTimeThatSamplingGivesIt) {
-  // Of Wan and of FLUX.1. UniPC gives whole times, as diffusers' does: those of training without their fraction.
+  // The schedulers of Wan and of FLUX.1. UniPC truncates timesteps to integers, as in diffusers; training keeps the
+  // fraction.
   for (const auto& [name, shifted_by] :
        {std::pair{"UniPCMultistepScheduler", "flow_shift"}, std::pair{"FlowMatchEulerDiscreteScheduler", "shift"}})
     for (double shift : {1.0, 3.0, 5.0}) {
@@ -187,7 +419,7 @@ TEST(FlowMatch, ALevelHasTheTimeThatSamplingGivesIt) {
         const auto [level, time] = sampling[i];
         EXPECT_NEAR(seen[i], 1000 * level, 1e-3) << name << " " << shift << " " << i;
         EXPECT_NEAR(seen[6 + i], level, 1e-6) << name << " " << shift << " " << i;
-        const bool whole = std::string(name).starts_with("UniPC");  // between 0 and 1 below
+        const bool whole = std::string(name).starts_with("UniPC");  // truncated: 0 to 1 below
         EXPECT_NEAR(whole ? time + 0.5 : time, seen[i], whole ? 0.51 : 1e-3) << name << " " << shift << " " << i;
       }
     }
@@ -229,7 +461,7 @@ TEST(SchedulerKeys, MappingForNoiseModelsIsIgnoredByFlowMatching) {
   EXPECT_EQ(sampling_config(file, keys)["_class_name"], "EulerDiscreteScheduler");
   keys.diffusion_scheduler_config["prediction_type"] = "\"\"";
   EXPECT_EQ(sampling_config(file, keys)["_class_name"], "EulerDiscreteScheduler");
-  keys = {.prediction_type = "epsilon"};  // a key of its own is obeyed
+  keys = {.prediction_type = "epsilon"};  // an explicit key takes effect
   EXPECT_EQ(training_config(file, keys)["prediction_type"], "epsilon");
 }
 

@@ -1,4 +1,4 @@
-// The commands on LoRA files, run as a user runs them.
+// The commands for LoRA files, run as by a user.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -21,7 +21,7 @@ struct LoraTools : testing::Test {
     EXPECT_EQ(o.status, 0) << o.err;
     return o;
   }
-  HostArray draw(const std::string& name, std::vector<std::string> words) {
+  HostArray generate(const std::string& name, std::vector<std::string> words) {
     words.insert(words.begin(),
                  {"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "output_dir=" + (t / name),
                   "prompt=red heart", "height=16", "width=16", "num_inference_steps=2", "output_type=np", "seed=3"});
@@ -43,13 +43,13 @@ double distance(const HostArray& a, const HostArray& b) {
 }
 
 TEST_F(LoraTools, MergedModelsSampleAsTheirFilesDo) {
-  const HostArray wanted =
-      draw("a", {"pretrained_model_name_or_path=" + folder, "lora_files=" + files, "lora_scales=0.8,0.5"});
+  const HostArray expected =
+      generate("a", {"pretrained_model_name_or_path=" + folder, "lora_files=" + files, "lora_scales=0.8,0.5"});
   lora({"merge", folder, t / "merged", "lora_files=" + files, "lora_scales=0.8,0.5"});
-  const HostArray drawn = draw("b", {"pretrained_model_name_or_path=" + (t / "merged")});
-  ASSERT_EQ(drawn.dims(), wanted.dims());
-  EXPECT_TRUE(std::equal(drawn.data(), drawn.data() + drawn.bytes(), wanted.data()));
-  // Into a file too.
+  const HostArray generated = generate("b", {"pretrained_model_name_or_path=" + (t / "merged")});
+  ASSERT_EQ(generated.dims(), expected.dims());
+  EXPECT_TRUE(std::equal(generated.data(), generated.data() + generated.bytes(), expected.data()));
+  // Also into a single file.
   lora({"merge", folder, t / "merged.safetensors", "lora_files=" + files, "lora_scales=0.8,0.5"});
   const HostArrays original = original_of_folder("sdxl", t / "merged"),
                    file = SafetensorsReader::open(t / "merged.safetensors").tensors();
@@ -57,13 +57,13 @@ TEST_F(LoraTools, MergedModelsSampleAsTheirFilesDo) {
   for (const auto& [name, array] : original)
     EXPECT_TRUE(std::equal(array.data(), array.data() + array.bytes(), file.at(name).data())) << name;
 
-  // What is taken out again makes the merged model of the first one.
+  // Adding the extracted difference to the first model gives the merged model again.
   const Outcome o =
       lora({"extract", folder, t / "merged", t / "taken.safetensors", "rank=8", "conv_rank=8", "dtype=float32"});
   EXPECT_TRUE(contains(o.err, "keep 100.00 % of the difference")) << o.err;
   const HostArray again =
-      draw("c", {"pretrained_model_name_or_path=" + folder, "lora_files=" + (t / "taken.safetensors")});
-  EXPECT_LT(distance(again, wanted), 1e-4);
+      generate("c", {"pretrained_model_name_or_path=" + folder, "lora_files=" + (t / "taken.safetensors")});
+  EXPECT_LT(distance(again, expected), 1e-4);
   const auto metadata = SafetensorsReader::open(t / "taken.safetensors").metadata();
   EXPECT_EQ(metadata.at("ss_base_model_version"), "sdxl_base_v1-0");
   EXPECT_EQ(metadata.at("ss_network_module"), "networks.lora");
@@ -74,7 +74,7 @@ TEST_F(LoraTools, MergedModelsSampleAsTheirFilesDo) {
 TEST_F(LoraTools, ResizedFilesSayWhatTheyKeepAndAreReadInTheirLayout) {
   for (const char* name : {"lora_peft", "lora_kohya"}) {
     const std::string from = kGolden + "/" + name + ".safetensors", to = t / std::string(name) + "_same.safetensors";
-    // To the rank that it has: the same product, alpha included.
+    // Resized to its current rank: the same product, including alpha.
     Outcome o = lora({"resize", from, to, "rank=2", "dtype=float32"});
     EXPECT_TRUE(contains(o.out, "100.00 % of the sum of squares kept")) << o.out;
     lora({"merge", folder, t / std::string(name) + "_a", "lora_files=" + from});
@@ -105,9 +105,9 @@ TEST_F(LoraTools, InfoPrintsRankAlphaTargetsAndMetadata) {
 }
 
 TEST_F(LoraTools, MergeHasNoKeysOfTraining) {
-  const std::string said = maxdiffusion({"help", "lora"}).out;
-  EXPECT_TRUE(contains(said, "  lora_scales: ")) << said;
-  EXPECT_FALSE(contains(said, "train_lora")) << said;
+  const std::string log = maxdiffusion({"help", "lora"}).out;
+  EXPECT_TRUE(contains(log, "  lora_scales: ")) << log;
+  EXPECT_FALSE(contains(log, "train_lora")) << log;
   const Outcome o = maxdiffusion({"lora", "merge", folder, t / "merged", "lora_files=" + files, "lora_rank=2"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "lora_rank")) << o.err;

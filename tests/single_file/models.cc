@@ -51,7 +51,7 @@ HostArrays weights_of_folder(const std::string& folder) {
   for (const char* name : {"unet", "vae", "text_encoder", "text_encoder_2", "controlnet"})
     if (exists(folder + "/" + name))
       for (const auto& [key, array] : SafetensorsReader::open(folder + "/" + name).tensors()) {
-        // transformers leaves this part of the names of its CLIPTextModel out.
+        // transformers omits this part of the names of its CLIPTextModel.
         const bool bare = std::string(name).starts_with("text_encoder") && !key.starts_with("text_");
         all[fmt::format("{}/{}{}", name, bare ? "text_model." : "", key)] = array;
       }

@@ -1,5 +1,5 @@
-// Tiny models of three kinds as folders, and the same in one file of the original layout, built by the recorded table
-// of names (tools/golden/single_files.py) and not by the library's own.
+// Tiny models of three kinds as folders, and as single files of the original layout. The files are built with a
+// recorded table of names (tools/golden/single_files.py), not the library's.
 #pragma once
 
 #include <string>
@@ -8,11 +8,11 @@
 
 namespace md {
 
-/// Writes the model folder `which` ("sd", "sd2", "sdxl") into `folder`, with weights in f32.
+/// Writes the model folder `which` ("sd", "sd2", "sdxl") to `folder`, with f32 weights.
 void write_folder(const std::string& which, const std::string& folder);
-/// "unet/conv_in.weight" → the array, of every component of a folder.
+/// Maps "unet/conv_in.weight" to the array, for every component of a folder.
 HostArrays weights_of_folder(const std::string& folder);
-/// The tensors of the single file of such a folder.
+/// The tensors of the single file for such a folder.
 HostArrays original_of_folder(const std::string& which, const std::string& folder);
 
 }  // namespace md

@@ -1,11 +1,12 @@
-// Single files of the original layout against folders of the same models: opened, drawn with, trained from, converted.
-// What is in such files is recorded from diffusers (tools/golden/single_files.py).
+// Single files of the original layout compared with folders of the same models: opened, sampled, trained, converted.
+// The expected contents are recorded from diffusers (tools/golden/single_files.py).
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <sstream>
 
@@ -17,6 +18,7 @@
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/model_folder/model_folder.h"
 #include "maxdiffusion/model_folder/single_file.h"
+#include "maxdiffusion/models/unet2d.h"
 #include "tests/cli/command.h"
 #include "tests/single_file/models.h"
 
@@ -48,7 +50,7 @@ std::string error_of(const std::function<void()>& f) {
 
 // --- Published sizes, headers alone ----------------------------------------------------------------------------------
 
-/// Lines "name sizes"; "layers.{0..n}." stands for layers.0. to layers.n.
+/// Parses lines "name sizes"; "layers.{0..n}." is expanded to layers.0. to layers.n.
 std::map<std::string, Dims> published(const std::string& model) {
   std::istringstream text(read_file(kGolden + "/single_file/published/" + model + ".txt"));
   std::map<std::string, Dims> out;
@@ -68,7 +70,7 @@ std::map<std::string, Dims> published(const std::string& model) {
   return out;
 }
 
-/// A file of such tensors, of zeros that take no room on the disk.
+/// Writes a sparse file with such tensors, all zeros, which uses no disk space.
 void write_sparse(const std::string& path, const std::map<std::string, Dims>& tensors) {
   json header;
   int64_t at = 0;
@@ -86,7 +88,7 @@ void write_sparse(const std::string& path, const std::map<std::string, Dims>& te
 
 struct Published {
   const char *model, *pipeline, *layout, *prediction;
-  std::map<std::string, Dims> more;  // what published files hold beside
+  std::map<std::string, Dims> extra;  // additional tensors in published files
 };
 void PrintTo(const Published& p, std::ostream* os) { *os << p.model; }
 
@@ -97,7 +99,7 @@ TEST_P(PublishedFile, IsRecognizedByItsTensorsAndReadToTheLast) {
   const Published& p = GetParam();
   TemporaryFolder t;
   std::map<std::string, Dims> tensors = published(p.model);
-  tensors.insert(p.more.begin(), p.more.end());
+  tensors.insert(p.extra.begin(), p.extra.end());
   write_sparse(t / "model.safetensors", tensors);
   testing::internal::CaptureStderr();
   const ModelFolder folder = ModelFolder::open(t / "model.safetensors");
@@ -107,13 +109,13 @@ TEST_P(PublishedFile, IsRecognizedByItsTensorsAndReadToTheLast) {
   const auto noise = parse_json(folder.scheduler_config());
   EXPECT_EQ(noise.at("prediction_type"), p.prediction);
   EXPECT_EQ(folder.tokenizer("tokenizer")->size(), 49408);
-  // "!" is what OpenCLIP pads with, and SDXL's second encoder.
+  // OpenCLIP and SDXL's second encoder pad with "!".
   EXPECT_EQ(folder.tokenizer("tokenizer")->pad_id(), p.model == std::string("sd21") ? 0 : 49407);
   if (folder.has("text_encoder_2")) {
     EXPECT_EQ(folder.tokenizer("tokenizer_2")->pad_id(), 0);
   }
 
-  if (p.model != std::string("sd15")) return;  // what follows is the same for all
+  if (p.model != std::string("sd15")) return;  // the rest is the same for all models
   tensors.erase("model.diffusion_model.out.2.bias");
   write_sparse(t / "model.safetensors", tensors);
   std::string e = error_of([&] { ModelFolder::open(t / "model.safetensors"); });
@@ -135,9 +137,9 @@ const std::map<std::string, Dims> kSchedule = {{"betas", {1000}},
                                                {"model_ema.decay", {1}},
                                                {"model_ema.num_updates", {1}},
                                                {"posterior_mean_coef1", {1000}}};
-std::map<std::string, Dims> with(std::map<std::string, Dims> more) {
-  more.insert(kSchedule.begin(), kSchedule.end());
-  return more;
+std::map<std::string, Dims> with(std::map<std::string, Dims> extra) {
+  extra.insert(kSchedule.begin(), kSchedule.end());
+  return extra;
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -168,7 +170,10 @@ TEST(SingleFile, OfModelsThatAreNotReadAreRefusedByName) {
   };
   std::map<std::string, Dims> tensors = published("sd15");
   tensors["model.diffusion_model.input_blocks.0.0.weight"] = {320, 9, 3, 3};
-  EXPECT_TRUE(contains(refusal(tensors), "a model that sees 9 channels")) << refusal(tensors);
+  EXPECT_EQ(refusal(tensors), "no error");  // an inpainting model
+  EXPECT_EQ(ModelFolder::open(file).config<UNetConfig>("unet").in_channels, 9);
+  tensors["model.diffusion_model.input_blocks.0.0.weight"] = {320, 8, 3, 3};
+  EXPECT_TRUE(contains(refusal(tensors), "a model with 8 input channels (pix2pix, upscaling)")) << refusal(tensors);
   tensors["conditioner.embedders.0.model.ln_final.weight"] = {1280};
   EXPECT_TRUE(contains(refusal(tensors), "SDXL's refiner, which is not supported")) << refusal(tensors);
   const std::string lone = refusal({{"decoder.conv_in.weight", {4}}});
@@ -192,15 +197,20 @@ TEST(SingleFile, OfVersion2PredictsNoiseWhereItsStepsSaySoAndSdxlVelocityWhereAT
   EXPECT_EQ(noise.at("prediction_type"), "v_prediction");
   EXPECT_EQ(noise.at("rescale_betas_zero_snr"), true);
 
-  // The number of steps is a value, so the file is written as it is here: the tiny model's, and sizes that are
-  // another's.
+  // The layout reads the value of global_step, so a real file is needed: the tiny model's, in which all other tensors
+  // have unrelated sizes.
   write_folder("sd2", t / "folder");
   HostArrays tiny = original_of_folder("sd2", t / "folder");
-  const float steps = 875000;
-  tiny["global_step"] = HostArray::of<float>({DType::f32, {}}, {&steps, 1});
-  write_safetensors(t / "base.safetensors", tiny);
   const SingleFileLayout& layout = find_single_file_layout("base", tiny);
-  EXPECT_EQ(parse_json(layout.texts(tiny).at("scheduler/scheduler_config.json")).at("prediction_type"), "epsilon");
+  auto prediction = [&](std::optional<float> steps) {
+    if (steps) tiny["global_step"] = HostArray::of<float>({DType::f32, {}}, {&*steps, 1});
+    write_safetensors(t / "base.safetensors", tiny);
+    const HostArrays read = SafetensorsReader::open(t / "base.safetensors").tensors();
+    return parse_json(layout.texts(read).at("scheduler/scheduler_config.json")).at("prediction_type");
+  };
+  EXPECT_EQ(prediction({}), "v_prediction");
+  EXPECT_EQ(prediction(110000), "v_prediction");
+  EXPECT_EQ(prediction(875000), "epsilon");
   const std::string e = error_of([&] { ModelFolder::open(t / "base.safetensors"); });
   EXPECT_TRUE(contains(e, "single_file_config=FOLDER")) << e;
 }
@@ -210,8 +220,8 @@ TEST(SingleFile, OfVersion2PredictsNoiseWhereItsStepsSaySoAndSdxlVelocityWhereAT
 class Models : public testing::TestWithParam<const char*> {
  protected:
   Models() { write_folder(GetParam(), folder); }
-  /// Latents or media of a run of the program with these words.
-  HostArray draw(const std::string& name, std::vector<std::string> words, const std::string& command = "generate") {
+  /// Latents or media of a program run with these words.
+  HostArray generate(const std::string& name, std::vector<std::string> words, const std::string& command = "generate") {
     words.insert(words.begin(),
                  {command, MD_SOURCE_DIR "/tests/pipelines/generate.yml", "output_dir=" + (t / name),
                   "prompt=red heart", "height=16", "width=16", "num_inference_steps=2", "output_type=np", "seed=3"});
@@ -224,7 +234,7 @@ class Models : public testing::TestWithParam<const char*> {
     words.insert(words.begin(), {"convert", from, to});
     return maxdiffusion(words);
   }
-  /// Two steps of training, which it returns the checkpoint of.
+  /// Trains two steps and returns the checkpoint.
   std::string train(const std::string& name, std::vector<std::string> words) {
     words.insert(words.begin(),
                  {"train", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "output_dir=" + t.path(), "run_name=" + name,
@@ -238,7 +248,7 @@ class Models : public testing::TestWithParam<const char*> {
   const std::string folder = t / "folder", file = t / "file.safetensors";
 };
 
-/// To the bit.
+/// Expects arrays equal to the bit.
 void expect_equal(const HostArray& a, const HostArray& b) {
   ASSERT_TRUE(a && b);
   ASSERT_EQ(a.dims(), b.dims());
@@ -248,14 +258,14 @@ void expect_equal(const HostArray& a, const HostArray& b) {
 // P-15
 TEST_P(Models, InOneFileSampleAsTheirFolderDoes) {
   write_safetensors(file, original_of_folder(GetParam(), folder));
-  const HostArray wanted = draw("a", {"pretrained_model_name_or_path=" + folder});
-  expect_equal(draw("b", {"pretrained_model_name_or_path=" + file, "single_file_config=" + folder}), wanted);
+  const HostArray expected = generate("a", {"pretrained_model_name_or_path=" + folder});
+  expect_equal(generate("b", {"pretrained_model_name_or_path=" + file, "single_file_config=" + folder}), expected);
 
-  // What convert makes of the file is the folder, and what it makes of that is the file.
+  // convert turns the file into the folder, and that folder into the same file.
   Outcome o = convert(file, t / "made", {"format=diffusers", "single_file_config=" + folder});
   ASSERT_EQ(o.status, 0) << o.err;
   expect_same(weights_of_folder(t / "made"), weights_of_folder(folder));
-  expect_equal(draw("c", {"pretrained_model_name_or_path=" + (t / "made")}), wanted);
+  expect_equal(generate("c", {"pretrained_model_name_or_path=" + (t / "made")}), expected);
   o = convert(t / "made", t / "again.safetensors", {"format=single_file"});
   ASSERT_EQ(o.status, 0) << o.err;
   expect_same(SafetensorsReader::open(t / "again.safetensors").tensors(), SafetensorsReader::open(file).tensors());
@@ -281,18 +291,18 @@ TEST_P(OneModel, InVariantsIsReadFromThem) {
   Outcome o = convert(folder, t / "half", {"format=diffusers", "dtype=float16"});
   ASSERT_EQ(o.status, 0) << o.err;
   for (const auto& [name, array] : weights_of_folder(t / "half")) EXPECT_EQ(array.dtype(), DType::f16) << name;
-  const HostArray wanted = draw("a", {"pretrained_model_name_or_path=" + (t / "half")});
+  const HostArray expected = generate("a", {"pretrained_model_name_or_path=" + (t / "half")});
   for (const char* part : {"unet/diffusion_pytorch_model", "vae/diffusion_pytorch_model", "text_encoder/model"}) {
     const std::string stem = t / "half/" + std::string(part);
     fs::rename(stem + ".safetensors", stem + ".fp16.safetensors");
   }
-  expect_equal(draw("b", {"pretrained_model_name_or_path=" + (t / "half")}), wanted);  // found by themselves
-  // Beside plain ones the key chooses.
+  expect_equal(generate("b", {"pretrained_model_name_or_path=" + (t / "half")}), expected);  // found automatically
+  // If plain files exist too, the key chooses.
   for (const char* part : {"unet/diffusion_pytorch_model", "vae/diffusion_pytorch_model", "text_encoder/model"})
     fs::copy_file(folder + "/" + part + ".safetensors", t / "half/" + std::string(part) + ".safetensors");
-  expect_equal(draw("c", {"pretrained_model_name_or_path=" + (t / "half"), "variant=fp16"}), wanted);
-  const HostArray plain = draw("d", {"pretrained_model_name_or_path=" + (t / "half")});
-  expect_equal(plain, draw("e", {"pretrained_model_name_or_path=" + folder}));
+  expect_equal(generate("c", {"pretrained_model_name_or_path=" + (t / "half"), "variant=fp16"}), expected);
+  const HostArray plain = generate("d", {"pretrained_model_name_or_path=" + (t / "half")});
+  expect_equal(plain, generate("e", {"pretrained_model_name_or_path=" + folder}));
   o = maxdiffusion({"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                     "pretrained_model_name_or_path=" + (t / "half"), "variant=fp8"});
   EXPECT_TRUE(contains(o.err, "no weights of the variant 'fp8'")) << o.err;
@@ -308,17 +318,17 @@ TEST_P(OneModel, TakesItsAutoencoderFromAFileInEitherLayout) {
   std::ranges::fill(bias.mutable_view<float>(), 0.25f);
   changed["decoder.conv_out.bias"] = bias;
   write_safetensors(weights, changed);
-  const HostArray wanted = draw("a", {"pretrained_model_name_or_path=" + other});
+  const HostArray expected = generate("a", {"pretrained_model_name_or_path=" + other});
   HostArrays bare, original;
   for (const auto& [name, array] : original_of_folder("sd", other))
     if (const std::string prefix = "first_stage_model."; name.starts_with(prefix))
       bare[name.substr(prefix.size())] = original[name] = array;
-  bare["loss.logvar"] = bare["decoder.norm_out.bias"];  // of its training
+  bare["loss.logvar"] = bare["decoder.norm_out.bias"];  // a tensor of its training loss
   write_safetensors(t / "bare.safetensors", bare);
   write_safetensors(t / "original.safetensors", original);
   for (const std::string& vae : {weights, t / "bare.safetensors", t / "original.safetensors", other})
-    expect_equal(draw("b", {"pretrained_model_name_or_path=" + folder, "vae_file=" + vae}), wanted);
-  // convert writes one part alone too.
+    expect_equal(generate("b", {"pretrained_model_name_or_path=" + folder, "vae_file=" + vae}), expected);
+  // convert can also write one component.
   const Outcome o = convert(other, t / "vae.safetensors", {"format=single_file", "component=vae"});
   ASSERT_EQ(o.status, 0) << o.err;
   bare.erase("loss.logvar");
@@ -350,14 +360,14 @@ TEST_P(OneModel, TakesAControlNetInOneFile) {
   std::ranges::fill(image.mutable_view<uint8_t>(), uint8_t{90});
   write_png(t / "control.png", image);
   auto with = [&](const std::string& where) {
-    return draw("a",
-                {"pretrained_model_name_or_path=" + folder, "controlnet_model_name_or_path=" + where,
-                 "controlnet_image=" + (t / "control.png")},
-                "generate_controlnet");
+    return generate("a",
+                    {"pretrained_model_name_or_path=" + folder, "controlnet_model_name_or_path=" + where,
+                     "controlnet_image=" + (t / "control.png")},
+                    "generate_controlnet");
   };
-  const HostArray wanted = with(control);
+  const HostArray expected = with(control);
   for (const std::string& one : {file, t / "prefixed.safetensors", control + "/diffusion_pytorch_model.safetensors"})
-    expect_equal(with(one), wanted);
+    expect_equal(with(one), expected);
 }
 
 // P-15
@@ -368,7 +378,7 @@ TEST_P(OneModel, IsTrainedFromItsFileAsFromItsFolder) {
   expect_same(weights_of_folder(b), weights_of_folder(a));
   EXPECT_EQ(read_file(b + "/model_index.json"), read_file(a + "/model_index.json"));
   EXPECT_TRUE(exists(b + "/tokenizer/vocab.json"));
-  // The run's own checkpoint needs no words about the file.
+  // The run's checkpoint needs no keys for the file.
   const Outcome o = maxdiffusion(
       {"generate", t / "of_file/config.yml", "prompt=red", "num_inference_steps=1", "height=16", "width=16"});
   EXPECT_EQ(o.status, 0) << o.err;
@@ -398,20 +408,20 @@ TEST_P(OneModel, IsTrainedWithAnotherAutoencoderWhichItsCheckpointHolds) {
   auto tensors = [](const std::string& part) { return SafetensorsReader::open(part).tensors(); };
   for (const std::string& run : {of_file, of_folder}) expect_same(tensors(run + "/vae"), changed);
   expect_same(tensors(plain + "/vae"), tensors(folder + "/vae"));
-  // A file has the model's config, a folder its own.
+  // A single file uses the model's config, a folder its own.
   auto scale = [](const std::string& run) {
     return parse_json(read_file(run + "/vae/config.json")).at("scaling_factor").get<double>();
   };
   EXPECT_EQ(scale(of_file), scale(folder));
   EXPECT_EQ(scale(of_folder), 0.75);
-  // All three have seen other latents.
+  // All three trained on different latents.
   auto trained = [&](const std::string& run) { return tensors(run + "/unet").at("conv_in.weight").to_doubles(); };
   EXPECT_NE(trained(plain), trained(of_file));
   EXPECT_NE(trained(of_file), trained(of_folder));
-  // And a checkpoint is a whole folder, with the autoencoder that was used.
+  // A checkpoint is a complete folder with the autoencoder that was used.
   expect_equal(
-      draw("a", {"pretrained_model_name_or_path=" + of_folder}),
-      draw("b", {"pretrained_model_name_or_path=" + plain, "vae_file=" + other, "unet_checkpoint=" + of_folder}));
+      generate("a", {"pretrained_model_name_or_path=" + of_folder}),
+      generate("b", {"pretrained_model_name_or_path=" + plain, "vae_file=" + other, "unet_checkpoint=" + of_folder}));
 
   for (const auto& [news, named] : {std::pair{"train_new_vae", "vae_file"}, {"train_new_unet", "unet_checkpoint"}}) {
     const Outcome o = maxdiffusion({"train", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "output_dir=" + t.path(),
@@ -436,13 +446,13 @@ TEST_P(OneModel, OfARunIsWrittenAsOneFileWithItsAveragesOrWithWhatWasTrained) {
   const HostArrays trained = original_of_folder("sd", bare);
   for (const auto& [name, array] : averaged)
     EXPECT_EQ(array.to_doubles() == trained.at(name).to_doubles(), !name.starts_with("model.diffusion_model.")) << name;
-  for (const auto& [place, words, wanted] :
+  for (const auto& [place, words, expected] :
        std::vector<std::tuple<std::string, std::string, const HostArrays*>>{{t / "run", "ema=true", &averaged},
                                                                             {t / "run", "ema=false", &trained},
                                                                             {run + "/", "ema=false", &trained}}) {
     const Outcome o = convert(place, file, {"format=single_file", words});
     ASSERT_EQ(o.status, 0) << o.err;
-    expect_same(SafetensorsReader::open(file).tensors(), *wanted);
+    expect_same(SafetensorsReader::open(file).tensors(), *expected);
     fs::remove(file);
   }
 }
@@ -450,7 +460,7 @@ TEST_P(OneModel, OfARunIsWrittenAsOneFileWithItsAveragesOrWithWhatWasTrained) {
 TEST_P(OneModel, OfAShardedCheckpointIsMergedAndSampled) {
   const std::string run =
       train("run", {"pretrained_model_name_or_path=" + folder, "ema_decay=0.5", "learning_rate=0.01"});
-  // As three processes would have written it: of all that is trained each has a third of the rows, where they divide.
+  // As written by three processes: each has a third of the rows of all trained arrays whose row count is divisible.
   const std::string shards = t / "pieces";
   const CheckpointContent state = read_training_state(run);
   const HostArrays unet = SafetensorsReader::open(run + "/unet").tensors();
@@ -502,8 +512,8 @@ TEST_P(OneModel, OfAShardedCheckpointIsMergedAndSampled) {
   for (const auto& [from, to] : {std::pair{run, one}, std::pair{shards + "/2", other}})
     ASSERT_EQ(convert(from, to, {}).status, 0);
   EXPECT_EQ(read_file(one), read_file(other));
-  expect_equal(draw("made", {"pretrained_model_name_or_path=" + (t / "b_ema=true")}),
-               draw("plain", {"pretrained_model_name_or_path=" + run}));
+  expect_equal(generate("made", {"pretrained_model_name_or_path=" + (t / "b_ema=true")}),
+               generate("plain", {"pretrained_model_name_or_path=" + run}));
 }
 
 INSTANTIATE_TEST_SUITE_P(Sd, OneModel, testing::Values("sd"), [](const auto& info) { return std::string(info.param); });
@@ -528,9 +538,9 @@ TEST(Convert, RefusesPlacesInItsInputAndNamesOfFilesThatItDoesNotWrite) {
 TEST(Convert, TakesAveragesOfACheckpointOrWhatWasTrained) {
   TemporaryFolder t;
   write_folder("sd", t / "folder");
-  write_folder("sd", t / "more");  // what was trained
+  write_folder("sd", t / "more");  // the trained model
   CheckpointContent content;
-  HostArrays more;
+  HostArrays extra;
   for (const auto& [name, array] : weights_of_folder(t / "folder")) {
     const size_t slash = name.find('/');
     content.weights[name.substr(0, slash)][name.substr(slash + 1)] = array;
@@ -538,10 +548,10 @@ TEST(Convert, TakesAveragesOfACheckpointOrWhatWasTrained) {
     content.state["ema/" + name] = array;
     HostArray trained(array.shape());
     std::ranges::transform(array.view<float>(), trained.mutable_view<float>().begin(), [](float v) { return v + 1; });
-    // Narrow weights are saved as their masters alone.
-    content.state[(more.size() % 2 == 0 ? "master/" : "") + name] = more[name.substr(slash + 1)] = trained;
+    // Narrow weights are saved only as their master weights.
+    content.state[(extra.size() % 2 == 0 ? "master/" : "") + name] = extra[name.substr(slash + 1)] = trained;
   }
-  write_safetensors(t / "more/unet/diffusion_pytorch_model.safetensors", more);
+  write_safetensors(t / "more/unet/diffusion_pytorch_model.safetensors", extra);
   const ModelFolder folder = ModelFolder::open(t / "folder");
   content.files = folder.files();
   content.files.merge(folder.tokenizer_files());

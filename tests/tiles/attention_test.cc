@@ -1,5 +1,5 @@
-// Attention kernels: their StableHLO against attention in double on the host; and compiled for four generations of
-// TPUs.
+// Attention kernels: their StableHLO compared with attention in double on the host, and compiled for four generations
+// of TPUs.
 #include <cmath>
 
 #include "maxdiffusion/ops/attention_tiles.h"
@@ -18,6 +18,7 @@ struct Case {
   bool causal = false, with_lengths = false;
   int64_t first_query = 0, first_key = 0, keys = -1;
   int64_t heads = 1, kv_heads = 1;
+  bool key_bias = false, segments = false;
   AttentionBlocks blocks = {.queries = 16, .keys = 256, .keys_compute = 128};
 };
 
@@ -34,6 +35,12 @@ const Case kCases[] = {
     {"keys end", 32, 384, 64, DType::f32, false, false, 0, 256, 500},
     {"grouped heads", 16, 256, 64, DType::bf16, true, false, 0, 0, -1, 4, 2},
     {"grouped heads of 128", 16, 256, 128, DType::f32, false, false, 0, 0, -1, 4, 1},
+    {"bias of keys", 32, 384, 128, DType::f32, false, false, 0, 0, -1, 2, 1, true},
+    {"bias of keys, bf16, tails", 20, 300, 64, DType::bf16, false, false, 0, 0, -1, 1, 1, true},
+    {"bf16 bias of keys, causal", 32, 256, 128, DType::bf16, true, false, 0, 0, -1, 1, 1, true},
+    {"segments", 48, 300, 128, DType::f32, false, false, 0, 0, -1, 2, 2, false, true},
+    {"segments and a bias of keys, keys of each sample", 32, 384, 64, DType::f32, false, true, 0, 0, -1, 1, 1, true,
+     true},
 };
 const int32_t kLengths[] = {300, 130};
 
@@ -51,6 +58,19 @@ HostArray wave(const Shape& shape, double phase) {
   return a.cast(shape.dtype);
 }
 
+/// Three segments whose lengths differ between samples; all have keys before kLengths.
+int32_t segment(int64_t sample, int64_t at, int64_t length) {
+  const int64_t part = length / (sample ? 12 : 4);
+  return at < part ? 7 : at < 2 * part ? 3 : 9;
+}
+HostArray segments(int64_t length) {
+  std::vector<int32_t> all;
+  for (int64_t b = 0; b < 2; ++b)
+    for (int64_t i = 0; i < length; ++i) all.push_back(segment(b, i, length));
+  return HostArray::of<int32_t>({DType::s32, {2, length}}, all);
+}
+HostArray bias_of_keys(const Case& c) { return wave({DType::f32, {2, c.lk}}, 0.7); }
+
 LocalAttention how(const Case& c, Graph& g) {
   const auto position = [&](int64_t at) {
     return at ? constant(g, HostArray::of<int32_t>({DType::s32, {}}, std::vector<int32_t>{static_cast<int32_t>(at)}))
@@ -65,17 +85,23 @@ LocalAttention how(const Case& c, Graph& g) {
           .keys = c.keys,
           .lengths = c.with_lengths ? constant(g, HostArray::of<int32_t>({DType::s32, {2}},
                                                                          std::vector<int32_t>(kLengths, kLengths + 2)))
-                                    : Tensor()};
+                                    : Tensor(),
+          .key_bias = c.key_bias ? constant(g, bias_of_keys(c)) : Tensor(),
+          .query_segments = c.segments ? constant(g, segments(c.lq)) : Tensor(),
+          .key_segments = c.segments ? constant(g, segments(c.lk)) : Tensor()};
 }
 
-/// y, log-sum-exp, and the gradients of q, k, v of Σ y · dy, in double.
+/// y, log-sum-exp, and the gradients of q, k, v and the bias of Σ y · dy, in double.
 std::vector<std::vector<double>> expected(const Case& c, const std::vector<HostArray>& in) {
   const auto Q = in[0].to_doubles(), K = in[1].to_doubles(), V = in[2].to_doubles(), G = in[3].to_doubles();
   const double scale = 0.9 / std::sqrt(static_cast<double>(c.head_dim));
   const int64_t D = c.head_dim, group = c.heads / c.kv_heads;
   std::vector<std::vector<double>> out = {
       std::vector<double>(Q.size()), std::vector<double>(static_cast<size_t>(2 * c.heads * c.lq)),
-      std::vector<double>(Q.size()), std::vector<double>(K.size()), std::vector<double>(V.size())};
+      std::vector<double>(Q.size()), std::vector<double>(K.size()),
+      std::vector<double>(V.size()), std::vector<double>(static_cast<size_t>(2 * c.lk))};
+  const std::vector<double> bias =
+      c.key_bias ? bias_of_keys(c).to_doubles() : std::vector<double>(static_cast<size_t>(2 * c.lk));
   const auto row = [&](int64_t b, int64_t l, int64_t h, int64_t length, int64_t heads) {
     return static_cast<size_t>(((b * length + l) * heads + h) * D);
   };
@@ -88,13 +114,13 @@ std::vector<std::vector<double>> expected(const Case& c, const std::vector<HostA
         for (int64_t j = 0; j < c.lk; ++j) {
           const int64_t at = j + c.first_key;
           if ((c.causal && at > i + c.first_query) || (c.keys >= 0 && at >= c.keys) ||
-              (c.with_lengths && at >= kLengths[b]))
+              (c.with_lengths && at >= kLengths[b]) || (c.segments && segment(b, i, c.lq) != segment(b, j, c.lk)))
             continue;
           double dot = 0;
           const size_t k = row(b, j, h / group, c.lk, c.kv_heads);
           for (int64_t d = 0; d < D; ++d) dot += Q[q + static_cast<size_t>(d)] * K[k + static_cast<size_t>(d)];
-          s[static_cast<size_t>(j)] = scale * dot;
-          most = std::max(most, scale * dot);
+          s[static_cast<size_t>(j)] = scale * dot + bias[static_cast<size_t>(b * c.lk + j)];
+          most = std::max(most, s[static_cast<size_t>(j)]);
         }
         for (double& x : s) total += x = std::isinf(x) ? 0 : std::exp(x - most);
         out[1][static_cast<size_t>((b * c.heads + h) * c.lq + i)] = most + std::log(total);
@@ -111,6 +137,7 @@ std::vector<std::vector<double>> expected(const Case& c, const std::vector<HostA
         }
         for (int64_t j = 0; j < c.lk; ++j) {
           const size_t k = row(b, j, h / group, c.lk, c.kv_heads), n = static_cast<size_t>(j);
+          out[5][static_cast<size_t>(b * c.lk + j)] += s[n] * (dp[n] - slope);
           for (size_t d = 0; d < static_cast<size_t>(D); ++d) {
             out[2][q + d] += scale * s[n] * (dp[n] - slope) * K[k + d];
             out[3][k + d] += scale * s[n] * (dp[n] - slope) * Q[q + d];
@@ -127,7 +154,7 @@ void expect_near(const HostArray& is, const std::vector<double>& expected, doubl
   for (size_t i = 0; i < x.size(); ++i) {
     ASSERT_TRUE(std::isfinite(x[i])) << what << " at " << i;
     if (!std::isfinite(expected[i])) {
-      ASSERT_LT(x[i], -1e28) << what << " at " << i;  // a query without keys: nothing to what it is merged with
+      ASSERT_LT(x[i], -1e28) << what << " at " << i;  // a query without keys: adds nothing when merged
       continue;
     }
     most = std::max(most, std::abs(expected[i]));
@@ -136,38 +163,15 @@ void expect_near(const HostArray& is, const std::vector<double>& expected, doubl
   EXPECT_LT(error, tolerance * std::max(most, 0.1)) << what;
 }
 
-/// By one kernel and by two.
-void gradients(const char* kind, const Case& c, const std::vector<HostArray>& in,
-               const std::vector<std::vector<double>>& should) {
-  using Fused = AttentionBlocks::Fused;
-  for (const Fused fused : {Fused::yes, Fused::no}) {
-    GraphOptions o = one_device().graph_options();
-    o.device_kind = kind;
-    Graph g(o);
-    std::vector<Tensor> x;
-    for (const HostArray& a : in) x.push_back(g.input(std::to_string(x.size()), a.shape()));
-    LocalAttention local = how(c, g);
-    local.blocks.fused_gradient = fused;
-    const AttentionResult r = tile_attention(x[0], x[1], x[2], local);
-    const AttentionGradient d = tile_attention_gradient(x[0], x[1], x[2], r.y, r.lse, x[3], local);
-    g.output("q", d.q);
-    g.output("k", d.k);
-    g.output("v", d.v);
-    const auto out = evaluate(one_device(), g, in);
-    const std::string what = std::string(kind) + ", " + c.name + (fused == Fused::yes ? ", fused" : ", apart");
-    for (size_t i = 0; i < 3; ++i)
-      expect_near(out[i], should[2 + i], c.type == DType::f32 ? 3e-5 : 3e-2, what + ": gradient " + "qkv"[i]);
-  }
-}
-
-/// Kernels of a chip whose matrix unit has 128 or 256 rows.
+/// Chips whose matrix unit has 128 or 256 rows.
 const char* const kKinds[] = {"TPU v5", "TPU v6 lite"};
 
 // S0-41, S0-43…45, S0-49, S0-50, S0-52…54
 TEST(TileAttention, IsAttention) {
+  using Fused = AttentionBlocks::Fused;
   for (const char* kind : kKinds)
     for (const Case& c : kCases) {
-      if (kind != kKinds[0] && c.head_dim != 128) continue;  // elsewhere both have the same kernels
+      if (kind != kKinds[0] && c.head_dim != 128) continue;  // otherwise both have the same kernels
       GraphOptions o = one_device().graph_options();
       o.device_kind = kind;
       Graph g(o);
@@ -177,17 +181,27 @@ TEST(TileAttention, IsAttention) {
         in.push_back(wave(s, 0.3 + static_cast<double>(in.size())));
         x.push_back(g.input(std::to_string(in.size()), s));
       }
-      const AttentionResult r = tile_attention(x[0], x[1], x[2], how(c, g));
+      LocalAttention local = how(c, g);
+      const AttentionResult r = tile_attention(x[0], x[1], x[2], local);
       g.output("y", r.y);
       g.output("lse", r.lse);
-      g.output("dy", x[3]);
       EXPECT_EQ(r.y.dtype(), c.type);
+      for (const Fused fused : {Fused::yes, Fused::no}) {  // gradients by one kernel and by two
+        local.blocks.fused_gradient = fused;
+        const AttentionGradient d = tile_attention_gradient(x[0], x[1], x[2], r.y, r.lse, x[3], local);
+        for (const auto& [name, t] : {std::pair{"q", d.q}, {"k", d.k}, {"v", d.v}})
+          g.output(name + std::string(fused == Fused::yes ? " fused" : " apart"), t);
+        g.output(fused == Fused::yes ? "bias fused" : "bias apart", c.key_bias ? d.key_bias : x[0]);
+      }
       const auto out = evaluate(one_device(), g, in);
       const auto should = expected(c, in);
-      gradients(kind, c, in, should);
       const std::string what = std::string(kind) + ", " + c.name;
       expect_near(out[0], should[0], c.type == DType::f32 ? 2e-5 : 1.5e-2, what + ": y");
       expect_near(out[1], should[1], c.type == DType::f32 ? 2e-5 : 4e-3, what + ": log-sum-exp");
+      for (size_t i = 0; i < 8; ++i)
+        if (i % 4 < 3 || c.key_bias)
+          expect_near(out[2 + i], should[2 + i % 4], c.type == DType::f32 ? 3e-5 : 3e-2,
+                      what + (i < 4 ? ", fused" : ", apart") + ": gradient " + "qkvb"[i % 4]);
     }
 }
 
@@ -203,6 +217,8 @@ TileAttention sizes(const Case& c, const std::string& kind) {
           .causal = c.causal,
           .exact = c.type == DType::f32,
           .limited = c.with_lengths || c.first_query || c.first_key || c.keys >= 0,
+          .key_bias = c.key_bias,
+          .segments = c.segments,
           .blocks = c.blocks,
           .chip = tile_chip(kind)};
 }

@@ -1,4 +1,4 @@
-// Each operation of tile programs in a program of its own: its values on the device at hand, as StableHLO on CPUs and
+// Each operation of tile programs in a separate program: its values on the available device, as StableHLO on CPUs and
 // as a kernel on TPUs; and compiled as a kernel for four generations of TPUs.
 #include <cmath>
 
@@ -16,7 +16,7 @@ using tiles::Tile;
 constexpr int64_t kSteps = 2, kRows = 16, kColumns = 256;
 const Shape kScalar{DType::s32, {}};
 
-/// Elements of a step's blocks of both inputs, as the device has them.
+/// Elements of one step's blocks of both inputs, as stored on the device.
 struct Blocks {
   std::vector<double> a, b;
   int64_t step;
@@ -31,12 +31,12 @@ struct Case {
   double tolerance = 1e-5;
 };
 
-/// A scalar that each step has another of: 5, 9.
+/// A scalar that differs between steps: 5, 9.
 Tile number(Program& p) { return p.add(p.scalar(5), p.multiply(p.coordinate(0), p.scalar(4))); }
 double of_step(const Blocks& x) { return 5.0 + 4.0 * static_cast<double>(x.step); }
 Tile bf16(Program& p, Tile x) { return p.cast(x, DType::bf16); }
 
-/// Σ over the axes of both operands.
+/// Σ of products over one axis of each operand.
 double product(const Blocks& x, int64_t axis_a, int64_t axis_b, int64_t row, int64_t column) {
   double sum = 0;
   for (int64_t i = 0; i < (axis_a ? kColumns : kRows); ++i)
@@ -153,13 +153,13 @@ std::vector<Case> cases() {
   };
 }
 
-/// The case's program: inputs [2, 16, 256], a step for each [16, 256] of them.
+/// The case's program: inputs [2, 16, 256], one step per [16, 256].
 Program program(const Case& of) {
   Program p(of.name, {kSteps}, 0);
   const Shape array{DType::f32, {kSteps, kRows, kColumns}};
   const Dims block = {1, kRows, kColumns};
   const Ref a = p.input("a", array, block, {{0}, {}, {}}), b = p.input("b", array, block, {{0}, {}, {}});
-  // The result's shape has to be known before its memory is made.
+  // The result's shape must be known before its memory is declared.
   Program trial = p;
   const Shape result = of.build(trial, trial.load(a), trial.load(b)).shape;
   const Ref y = p.output("y", {result.dtype, {kSteps, result.dims[0], result.dims[1]}},
@@ -193,27 +193,27 @@ TEST(TileOperations, HaveTheirValues) {
   }
 }
 
-/// Running sums of blocks of rows: scalars, rows at positions that are computed, scratch that is kept between steps,
+/// Running sums of blocks of rows: scalars, rows at computed positions, scratch memory that persists between steps,
 /// conditions and a loop that carries a tile.
 Program memory_program() {
   Program p("memory", {2, 3}, 1);
   const Ref limits = p.scalars("limits", 2);
   const Ref x = p.input("x", {DType::bf16, {4, 48, 128}}, {1, 16, 128}, {{0, 1}, {1}, {}});
   const Ref y = p.output("y", {DType::f32, {2, 16, 128}}, {1, 16, 128}, {{0}, {}, {}});
-  const Ref kept = p.scratch("kept", {DType::f32, {16, 128}});
+  const Ref scratch = p.scratch("kept", {DType::f32, {16, 128}});
   const Tile step = p.coordinate(1), limit = p.read(limits, p.coordinate(0));
-  p.when(p.equal(step, p.scalar(0)), [&] { p.store(kept, p.constant(0, kept.shape)); });
+  p.when(p.equal(step, p.scalar(0)), [&] { p.store(scratch, p.constant(0, scratch.shape)); });
   p.when(p.less(step, limit), [&] {
     const auto out =
         p.loop(p.scalar(2), {p.constant(0, {DType::f32, {8, 128}})}, [&](Tile i, const std::vector<Tile>& c) {
           const Tile row = p.multiply(i, p.scalar(8)), part = p.cast(p.load(x), DType::f32),
                      top = p.slice(part, 0, 8, 0, 128);
-          p.store(kept, p.add(p.load(kept, row, 8, 8), top), row, 8);
+          p.store(scratch, p.add(p.load(scratch, row, 8, 8), top), row, 8);
           return std::vector<Tile>{p.add(c[0], top)};
         });
-    p.store(kept, p.add(p.load(kept, 0, 8), out[0]), 0);
+    p.store(scratch, p.add(p.load(scratch, 0, 8), out[0]), 0);
   });
-  p.when(p.equal(step, p.scalar(2)), [&] { p.store(y, p.load(kept)); });
+  p.when(p.equal(step, p.scalar(2)), [&] { p.store(y, p.load(scratch)); });
   return p;
 }
 
@@ -226,7 +226,7 @@ TEST(TileOperations, MemoryIsKeptBetweenStepsAndWrittenUnderConditions) {
   for (int64_t b = 0; b < 2; ++b)
     for (int64_t r = 0; r < 16; ++r)
       for (int64_t c = 0; c < 128; ++c) {
-        double sum = 0;  // of row r mod 8 of each block that is below the limit; thrice in the upper half
+        double sum = 0;  // of row r mod 8 of each block below the limit; tripled for r < 8
         for (int64_t s = 0; s < (b ? 2 : 3); ++s) sum += X[static_cast<size_t>((b * 48 + s * 16 + r % 8) * 128 + c)];
         ASSERT_NEAR(y[static_cast<size_t>((b * 16 + r) * 128 + c)], sum * (r < 8 ? 3 : 1), 1e-4)
             << b << " " << r << " " << c;

@@ -1,4 +1,4 @@
-// Tile programs compiled for TPUs that are not here.
+// Compiles tile programs for TPUs that this machine does not have.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -12,13 +12,14 @@
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/pjrt/topology.h"
 #include "maxdiffusion/tiles/call.h"
+#include "tests/topology.h"
 
 namespace md {
 
-/// One topology of each generation, by the plugin's names.
+/// One topology per generation, in the plugin's notation.
 inline constexpr const char* kChips[] = {"v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"};
 
-/// "" if there is a compiler for TPUs.
+/// "" if a TPU compiler is installed, else what is missing.
 inline std::string no_tpu_compiler() {
   try {
     pjrt::Plugin::find("tpu");
@@ -28,7 +29,7 @@ inline std::string no_tpu_compiler() {
   }
 }
 
-/// Compiles programs as calls of one module, for the first device of the topology. `program` may read its kind.
+/// Compiles programs as calls in one module for the topology's first device. `program` may read its kind.
 inline pjrt::Compiled compile_for(const pjrt::Topology& tpus, const std::vector<tiles::Program>& programs) {
   GraphOptions o;
   o.platform = Platform::tpu;
@@ -44,10 +45,10 @@ inline pjrt::Compiled compile_for(const pjrt::Topology& tpus, const std::vector<
   return tpus.compile(to_stablehlo(g), {.device_ids = {tpus.devices()[0].id}, .flags = {}});
 }
 
-/// Expects that all compile for all chips; names each that does not.
+/// Expects that all programs compile for all chips; reports each that does not.
 inline void expect_compiled(const std::function<std::vector<tiles::Program>(const std::string& kind)>& programs) {
   for (const char* chip : kChips) {
-    const pjrt::Topology tpus = pjrt::Topology::create("tpu", chip);
+    const pjrt::Topology tpus = absent_devices("tpu", chip);
     const std::vector<tiles::Program> all = programs(tpus.devices()[0].kind);
     try {
       compile_for(tpus, all);

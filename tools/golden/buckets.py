@@ -45,7 +45,7 @@ def choose(sizes, w, h):
     if len(ranked) > 1 and ranked[1][0] - ranked[0][0] < EDGE:
         return None
     bucket = ranked[0][1]
-    scale = max(Fraction(bucket[0], w), Fraction(bucket[1], h))  # covers
+    scale = max(Fraction(bucket[0], w), Fraction(bucket[1], h))  # covers the bucket
     resized = half(w * scale), half(h * scale)
     return None if None in resized else (bucket, resized)
 
@@ -73,9 +73,9 @@ def choose_smaller(resolution, step, w, h):
 
 
 def main(path):
-    draw = random.Random(0)
+    rng = random.Random(0)
     sizes = [(4000, 3000), (3000, 4000), (1920, 1080), (512, 512), (640, 448), (100, 90), (5000, 200), (300, 2400)]
-    sizes += [(draw.randint(64, 3000), draw.randint(64, 3000)) for _ in range(24)]
+    sizes += [(rng.randint(64, 3000), rng.randint(64, 3000)) for _ in range(24)]
     lists = []
     for resolution, low, high, step in [(512, 256, 1024, 64), (1024, 512, 2048, 64), (768, 256, 1024, 32),
                                         (1000, 256, 1024, 64), (16, 8, 32, 4)]:

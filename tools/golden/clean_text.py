@@ -39,7 +39,7 @@ ODD = [
 
 
 def wrong(rng, text):
-    """Read in another encoding than it was written in; at times twice, or with no-break spaces lost."""
+    """The text decoded with another encoding than it was written in; sometimes twice, or with no-break spaces lost."""
     import ftfy.bad_codecs  # noqa: F401
     for _ in range(rng.choice([1, 1, 1, 2])):
         try:
@@ -92,7 +92,7 @@ def each_rule():
             spaced, lost = m.replace("\xa0", " "), re.sub("[\x80-\x9f]", "\ufffd", m)
             for x in dict.fromkeys([m, spaced, lost, m[:-1] + "?"]):
                 pool += [x, "a" + x, "a" + x + "b", "a " + x + " b", x + x, "é" + x, "Ã©" + x + "b", "Ã© " + x + " b"]
-    # What is unlikely is most of it beyond UTF-8: pairs and triples of its characters.
+    # Most improbable sequences are pairs and triples of these characters.
     rng = random.Random(7)
     soup = "".join(badness.MOJIBAKE_CATEGORIES.values()) + "aZ  .Œ°√≈‚ÄâóвЂГўВβ€āÃÂ"
     pool += ["".join(rng.choice(soup) for _ in range(rng.randint(2, 4))) for _ in range(60000)]

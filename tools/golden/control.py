@@ -1,4 +1,4 @@
-"""What ControlNet images go through, as Pillow and OpenCV do it: tests/golden/data/control.json.
+"""Records the preprocessing of ControlNet images by Pillow and OpenCV: tests/golden/data/control.json.
 
     python tools/golden/control.py tests/golden/data/control.json
 
@@ -23,8 +23,8 @@ def blobs(w, h, seed):
     return np.clip(image + rng.normal(0, 6, image.shape), 0, 255).astype(np.uint8)
 
 
-def row(rgb, out, **more):
-    return {"height": rgb.shape[0], "width": rgb.shape[1], "rgb": rgb.tobytes().hex(), "out": out.tobytes().hex(), **more}
+def row(rgb, out, **extra):
+    return {"height": rgb.shape[0], "width": rgb.shape[1], "rgb": rgb.tobytes().hex(), "out": out.tobytes().hex(), **extra}
 
 
 def main():

@@ -27,7 +27,7 @@ from tfrecord.writer import TFRecordWriter
 N = 7
 
 
-def picture(i):
+def encoded_image(i):
     y, x = np.mgrid[0:9, 0:12]
     rgb = np.stack([20 * y + 10 * i, 20 * x, 30 * i + 0 * x], -1).astype(np.uint8)
     out = io.BytesIO()
@@ -47,7 +47,7 @@ def clip(i):
     return (np.arange(5 * 4).reshape(5, 4) / 8 - 1000 * i).astype(np.float32)
 
 
-PICTURES = [picture(i) for i in range(N)]
+PICTURES = [encoded_image(i) for i in range(N)]
 CAPTIONS = [caption(i) for i in range(N)]
 EXTENSIONS = ["png", "jpg", "webp"]
 
@@ -116,7 +116,7 @@ def saved_to_disk(root):
     arrays.to_parquet(f"{root}/arrays.parquet")
     for folder, _, files in os.walk(root):
         for name in files:
-            if name == "dataset_info.json":  # not read, and it tells the day
+            if name == "dataset_info.json":  # not read, and it contains the date
                 os.remove(f"{folder}/{name}")
 
 
@@ -146,7 +146,7 @@ def tfrecords(root):
     for shard, which in enumerate([range(4), range(4, N)]):
         writer = TFRecordWriter(f"{root}/laion/file_{shard:02}-{len(which)}.tfrec")
         for i in which:
-            # One shard by either of the two pairs of names, and of the two forms of a tensor.
+            # One shard for each of the two pairs of names, and both forms of a tensor.
             names = ["moments", "clip_embeddings"] if shard == 0 else ["latents", "hidden_states"]
             writer.write({names[0]: (tensor(moments(i), i % 2), "byte"), names[1]: (tensor(clip(i)), "byte")})
         writer.close()
@@ -177,7 +177,7 @@ def array_records(root):
         with tempfile.TemporaryDirectory() as folder:
             writer = ArrayRecordWriter(f"{folder}/it", options)
             for i in range(N):
-                # Records that lie across the headers of blocks.
+                # Records that cross block headers.
                 filler = {"filler": bytes((7 * j + i) % 251 for j in range(251)) * 120} if name == "plain" and i < 4 else {}
                 writer.write(example({"moments": tensor(moments(i)), "clip_embeddings": tensor(clip(i)),
                                       "image": PICTURES[i], "text": CAPTIONS[i].encode(), **filler}))

@@ -1,4 +1,4 @@
-"""Writes the goldens of FLUX.2-klein: tiny random folders, and what diffusers' pipeline makes with them.
+"""Writes the goldens of FLUX.2-klein: tiny random folders, and the samples of diffusers' pipeline.
 
 tests/golden/flux2/ gets
   base/, distilled/         model folders as diffusers saves them; weights are bf16 numbers. The second is guided by none
@@ -27,7 +27,7 @@ from z_image_pipelines import randomize
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 ROOT = GOLDEN / "flux2"
-LAYERS = [1, 2, 3]  # of the text encoder, in place of 9, 18 and 27
+LAYERS = [1, 2, 3]  # of the text encoder, instead of 9, 18 and 27
 SCALE = 2  # of the autoencoder, without patches
 
 
@@ -50,28 +50,28 @@ def make(generator, distilled):
 
 
 LONG = "a red heart on a blue car beside 3 rivers, cinematic light, " * 4
-# Neither is of a size that patches divide.
+# Patches divide neither size.
 SIZES = {"reference0": (66, 81), "reference1": (101, 70)}
-# name: (folder, arguments of the pipeline, pictures too)
+# name: (folder, arguments of the pipeline, whether images are decoded)
 CASES = {
     "base": ("base", dict(guidance_scale=4.0), True),
     "base_unguided": ("base", dict(guidance_scale=1.0), False),
-    # Texts of different lengths, two pictures each; more columns than rows.
+    # Texts of different lengths, two images each; more columns than rows.
     "base_batch": ("base", dict(prompt=["red heart", LONG], num_images_per_prompt=2, width=48, guidance_scale=3.0), False),
-    # A text that is cut; other layers.
+    # A truncated text; other layers.
     "base_cut": ("base", dict(prompt=LONG, max_sequence_length=40, text_encoder_out_layers=[4, 2, 0],
                               guidance_scale=4.0), False),
     "base_reference": ("base", dict(image=["reference0"], guidance_scale=2.5), False),
     "distilled": ("distilled", dict(), True),
     "distilled_batch": ("distilled", dict(prompt=["", "blue"], height=52), False),
     "distilled_references": ("distilled", dict(image=["reference0", "reference1"], num_images_per_prompt=2), True),
-    # So many tokens that the shift does not depend on the number of steps.
+    # Enough tokens that the shift does not depend on the number of steps.
     "distilled_large": ("distilled", dict(height=264, width=268, num_inference_steps=2), False),
 }
 
 
-def reference(name):
-    height, width = SIZES[name]
+def reference(name, sizes=SIZES):
+    height, width = sizes[name]
     y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
     colors = [3 * y + x, 5 * x, 2 * (x + y) + 40 * (len(name) + int(name[-1]))]
     return torch.stack([c % 256 for c in colors], -1).to(torch.uint8)
@@ -83,7 +83,7 @@ def arguments(case):
 
 
 def run(pipes, case, dtype):
-    folder, _, pictures = CASES[case]
+    folder, _, decodes = CASES[case]
     a = arguments(case)
     pipe = pipes[folder]
     pipe.to(dtype)
@@ -96,7 +96,7 @@ def run(pipes, case, dtype):
     out = {"noise": noise}
     with kept_precision():
         out["latents"] = pipe(**a, latents=noise, output_type="latent").images.float()
-        if pictures:
+        if decodes:
             out["images"] = pipe(**a, latents=noise, output_type="pt").images.movedim(1, -1).float()
     return out
 

@@ -37,7 +37,7 @@ def of_these_sizes(module, function, width):
 
 
 def originals(config):
-    """Original module → diffusers' modules that it consists of."""
+    """Maps each original module to the diffusers modules it combines."""
     out = {"img_in": ["x_embedder"], "txt_in": ["context_embedder"], "final_layer.linear": ["proj_out"],
            "final_layer.adaLN_modulation.1": ["norm_out.linear"]}
     for a, b in (("time_in", "timestep"), ("guidance_in", "guidance"), ("vector_in", "text")):
@@ -85,7 +85,7 @@ def single_files(transformer, vae):
     assert all(torch.equal(v.float(), transformer.state_dict()[k]) for k, v in back.items())
     print(f"flux1: {len(weights)} tensors")
 
-    # ae.safetensors: found by the reference's own table, backwards.
+    # ae.safetensors: by the inverse of diffusers' table.
     config = dict(vae.config)
     mapping, weights = {}, {}
     names = {"group_norm": "norm", "to_q": "q", "to_k": "k", "to_v": "v", "to_out.0": "proj_out",
@@ -112,12 +112,12 @@ def single_files(transformer, vae):
 
 
 def grid(shape, generator, size=0.5):
-    """Numbers that bf16 and f16 hold, and whose short products f32 holds."""
+    """Numbers that are exact in bf16 and f16, and whose products with few terms are exact in f32."""
     return torch.randint(-32, 33, shape, generator=generator).float() / 32 * size
 
 
 def chosen(config):
-    """Original modules that get matrices: of the first double and the last single block, and some of the rest."""
+    """Original modules that get matrices: those of the first double and the last single block, and some others."""
     last = config.num_single_layers - 1
     return {o: d for o, d in originals(config).items()
             if (o.startswith(("double_blocks.0.", f"single_blocks.{last}.")) or o in ("img_in", "final_layer.linear",
@@ -128,7 +128,7 @@ def chosen(config):
 def files(pipe):
     generator = torch.Generator().manual_seed(5)
     weights = pipe.transformer.state_dict()
-    # Parts of one tensor share the matrix that is multiplied first.
+    # Parts of one tensor share the down matrix.
     pairs, fused = {}, {}
     for original, modules in chosen(pipe.transformer.config).items():
         down = grid((RANK, weights[modules[0] + ".weight"].shape[1]), generator)
@@ -149,7 +149,7 @@ def files(pipe):
         return out
 
     def sparse():
-        """Each part of a tensor with a share of the rank to itself."""
+        """Gives each part of a tensor a disjoint part of the rank."""
         out = {}
         for original, (down, up, ups) in fused.items():
             n, name = len(ups), "lora_unet_" + original.replace(".", "_")
@@ -159,14 +159,14 @@ def files(pipe):
         return out
 
     xlabs = {}
-    draw = lambda name, rows, columns: xlabs.update({f"{name}.down.weight": grid((RANK, columns), generator),
+    add_pair = lambda name, rows, columns: xlabs.update({f"{name}.down.weight": grid((RANK, columns), generator),
                                                      f"{name}.up.weight": grid((rows, RANK), generator)})
     width = pipe.transformer.inner_dim
     for i in (1, 2):
-        draw(f"double_blocks.1.processor.qkv_lora{i}", 3 * width, width)
-        draw(f"double_blocks.1.processor.proj_lora{i}", width, width)
-    draw("single_blocks.0.processor.qkv_lora", 3 * width, width)
-    draw("single_blocks.0.processor.proj_lora", width, 5 * width)
+        add_pair(f"double_blocks.1.processor.qkv_lora{i}", 3 * width, width)
+        add_pair(f"double_blocks.1.processor.proj_lora{i}", width, width)
+    add_pair("single_blocks.0.processor.qkv_lora", 3 * width, width)
+    add_pair("single_blocks.0.processor.proj_lora", width, 5 * width)
 
     adapter = {"r": RANK, "lora_alpha": ALPHA, "target_modules": sorted(pairs), "peft_type": "LORA"}
     kohya, under = ("lora_down", "lora_up"), lambda n: n.replace(".", "_")
@@ -186,11 +186,11 @@ def files(pipe):
 
 
 def changes(pipe, tensors_or_path):
-    """What a LoRA adds to the weights of transformer and text encoder."""
+    """The change that a LoRA makes to the weights of transformer and text encoder."""
     before = [{k: v.clone() for k, v in m.state_dict().items()} for m in (pipe.transformer, pipe.text_encoder)]
-    given = (dict(pretrained_model_name_or_path_or_dict=tensors_or_path) if isinstance(tensors_or_path, dict) else
+    origin = (dict(pretrained_model_name_or_path_or_dict=tensors_or_path) if isinstance(tensors_or_path, dict) else
              dict(pretrained_model_name_or_path_or_dict=tensors_or_path.parent, weight_name=tensors_or_path.name))
-    pipe.load_lora_weights(**given)
+    pipe.load_lora_weights(**origin)
     pipe.fuse_lora(components=["transformer", "text_encoder"] if hasattr(pipe.text_encoder, "peft_config") else
                    ["transformer"])
     pipe.unload_lora_weights()

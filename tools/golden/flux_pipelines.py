@@ -120,7 +120,7 @@ def arguments(case):
 
 
 def run(pipes, case, dtype):
-    folder, _, pictures = CASES[case]
+    folder, _, decodes = CASES[case]
     a = arguments(case)
     pipe = pipes[folder]
     pipe.to(dtype)
@@ -133,7 +133,7 @@ def run(pipes, case, dtype):
     with kept_precision():
         latents = pipe(**a, latents=packed, output_type="latent").images
         out["latents"] = FluxPipeline._unpack_latents(latents, a["height"], a["width"], SCALE).float()
-        if pictures:
+        if decodes:
             out["images"] = pipe(**a, latents=packed, output_type="pt").images.movedim(1, -1).float()
     return out
 
@@ -143,9 +143,9 @@ def words_of(case):
     return {"name": case, "folder": CASES[case][0], "words": words}
 
 
-def record(root, pipes, cases, run, words_of, more={}):
+def record(root, pipes, cases, run, words_of, extra={}):
     """Writes the folders of `pipes`, by name, and run(case, dtype) of each case with its noise floor; with cases on the
-    command line those alone. `more`: further arrays."""
+    command line those alone. `extra`: further arrays."""
     diffusers.logging.set_verbosity_error()
     torch.use_deterministic_algorithms(True)
     chosen = sys.argv[1:] or list(cases)
@@ -166,7 +166,7 @@ def record(root, pipes, cases, run, words_of, more={}):
         metadata[f"noise_floor.{case}"] = f"{floor:.2g}"
         arrays |= {f"{case}.{k}": v.contiguous() for k, v in narrow.items()}
         print(case, {k: list(v.shape) for k, v in narrow.items()}, f"noise floor {floor:.2g}")
-    save_file(arrays | more, root / "golden.safetensors", metadata=metadata)
+    save_file(arrays | extra, root / "golden.safetensors", metadata=metadata)
     (root / "cases.json").write_text(json.dumps([words_of(c) for c in cases], indent=1, ensure_ascii=False) + "\n")
 
 

@@ -68,7 +68,7 @@ ORIGINAL = {
     "up_blocks.2.resnets.1.conv1": "output_blocks.5.0.in_layers.2", "conv_out": "out.2",
 }
 GRADIENTS = {
-    # Layers to repeat, so that it runs as loops too.
+    # Has repeated layers, so that it also runs as loops.
     "unet_no_mid": (2, 3.0, ["to_q", "to_k", "to_v", "to_out.0", "proj_in", "ff.net.0.proj", "conv1", "conv_in"]),
     "unet_plain": (3, 2.0, ["conv", "conv2", "conv_shortcut", "time_emb_proj", "linear_1", "conv_out"]),
     "clip_projection": (2, 2.0, ["q_proj", "k_proj", "v_proj", "out_proj", "fc1", "text_projection"]),
@@ -76,7 +76,7 @@ GRADIENTS = {
 
 
 def grid(shape, generator):
-    """Numbers that bf16 and f16 hold, whose short products f32 holds."""
+    """Numbers that are exact in bf16 and f16, and whose products with few terms are exact in f32."""
     return torch.randint(-32, 33, shape, generator=generator).float() / 32
 
 
@@ -130,7 +130,7 @@ class Complaints(logging.Handler):
 
 
 def factors(before, after, pairs):
-    """By which factor of up @ down each weight changed; all others must be as they were."""
+    """The multiple of up @ down by which each weight changed; all others must be unchanged."""
     out = {}
     for component, weights in before.items():
         for path, w in weights.items():
@@ -168,9 +168,9 @@ def layouts(which, pairs):
             with safe_open(file, "pt") as f:
                 return load_file(file), f.metadata(), None
 
-    def config(c, alpha, whole=False, **more):
+    def config(c, alpha, whole=False, **extra):
         options = LoraConfig(r=rank[c], lora_alpha=alpha, target_modules=targets[c],
-                             rank_pattern=rank_pattern.get(c, {}), **more).to_dict()
+                             rank_pattern=rank_pattern.get(c, {}), **extra).to_dict()
         options["target_modules"] = targets[c]  # sorted
         return {k: v for k, v in options.items() if whole or k == "peft_type" or v not in (None, False, {}, "none")}
 
@@ -211,8 +211,8 @@ def layouts(which, pairs):
     if which == "sdxl":
         yield "kohya_original", kohya(ORIGINAL.get, "lora_te1_")
     # PEFT's own folder of one model: no component, alpha in adapter_config.json.
-    own = config("unet", 5.0, alpha_pattern={"to_out.0": 1.0})
-    yield "peft_folder", (peft_state(pairs["unet"], "base_model.model."), {}, json.loads(json.dumps(own)))
+    adapter_config = config("unet", 5.0, alpha_pattern={"to_out.0": 1.0})
+    yield "peft_folder", (peft_state(pairs["unet"], "base_model.model."), {}, json.loads(json.dumps(adapter_config)))
 
 
 def record_files():
@@ -250,7 +250,7 @@ def record_files():
             for key, t in tensors.items():
                 if key.endswith(".alpha"):
                     keys[key] = t.item()
-                else:  # the matrix with these very numbers
+                else:  # the matrix with the same numbers
                     same = [n for n, v in values.items() if v.shape == t.shape and torch.equal(v, t)]
                     assert len(same) == 1, (key, same)
                     keys[key] = same[0]

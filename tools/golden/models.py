@@ -35,8 +35,9 @@ from diffusers.models.autoencoders.autoencoder_kl_qwenimage import QwenImageAtte
 from diffusers.models.autoencoders.autoencoder_kl_wan import WanAttentionBlock, WanUpsample
 from safetensors.torch import save_file
 from transformers import (CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPVisionConfig,
-                          CLIPVisionModel, CLIPVisionModelWithProjection, Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel,
-                          Qwen3Config, Qwen3Model, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel)
+                          CLIPVisionModel, CLIPVisionModelWithProjection, Qwen2_5_VLConfig, Qwen2_5_VLModel,
+                          Qwen2_5_VLTextConfig, Qwen2_5_VLTextModel, Qwen3Config,
+                          Qwen3Model, T5Config, T5EncoderModel, UMT5Config, UMT5EncoderModel)
 
 ROOT = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 CROSS_DOWN, CROSS_UP = "CrossAttnDownBlock2D", "CrossAttnUpBlock2D"
@@ -58,7 +59,7 @@ UNETS = {
              cross_attention_dim=10, norm_num_groups=4, sample_size=8),
         dict(size=(16, 8)),
     ),
-    # Everything per level, sizes that halve to odd numbers, and the rarer members.
+    # Every setting per level, sizes that halve to odd numbers, and rare members.
     "unet_mixed": (
         dict(block_out_channels=[8, 16, 24], down_block_types=[CROSS_DOWN, "DownBlock2D", CROSS_DOWN],
              up_block_types=[CROSS_UP, "UpBlock2D", CROSS_UP], layers_per_block=[1, 2, 1],
@@ -100,7 +101,7 @@ VAES = {
              out_channels=1, mid_block_add_attention=False),
         (4, 4),
     ),
-    # Sixteen channels of latents with a shift, nothing between them and the two halves.
+    # Sixteen channels of latents with a shift, no quant_conv or post_quant_conv.
     "vae_flux": (
         dict(block_out_channels=[4, 8], layers_per_block=1, norm_num_groups=4, latent_channels=16, use_quant_conv=False,
              use_post_quant_conv=False, scaling_factor=0.3611, shift_factor=0.1159),
@@ -148,7 +149,7 @@ QWEN_VAES = {
              latents_mean=[0.1, -0.2, 0.3], latents_std=[1.5, 0.5, 2.0]),
         (24, 16),
     ),
-    # Attention in the encoder's levels, two blocks a level, four channels of pixels.
+    # Attention in the encoder's levels, two blocks per level, four pixel channels.
     "qwen_image_vae_attention": (
         dict(base_dim=4, z_dim=4, dim_mult=[1, 1], num_res_blocks=2, attn_scales=[1.0, 0.5],
              temperal_downsample=[True], input_channels=4),
@@ -236,7 +237,7 @@ QWEN3S = {
              rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
         (17, [17, 5], [0, 2]),
     ),
-    # What padding gives is read, too: it sees the text before it, and no padding.
+    # Outputs of padding are compared too: it attends to the text before it, and not to padding.
     "qwen3_padded": (
         dict(vocab_size=40, hidden_size=12, intermediate_size=20, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=2, head_dim=6, rope_parameters={"rope_type": "default", "rope_theta": 10000.0}),
@@ -244,13 +245,13 @@ QWEN3S = {
     ),
 }
 
-# Latents are of patches, normalized by statistics that are weights. Rows and columns of pixels.
+# Latents are packed patches, normalized by statistics that are weights. Values: rows and columns of pixels.
 FLUX2_VAES = {
     "flux2_vae": (
         dict(block_out_channels=[4, 8], layers_per_block=1, norm_num_groups=4, latent_channels=3, sample_size=16),
         (12, 8),
     ),
-    # A decoder of other widths, another epsilon, nothing between latents and the two halves.
+    # A decoder with other widths, another epsilon, no quant_conv or post_quant_conv.
     "flux2_vae_narrow": (
         dict(block_out_channels=[4, 8, 8], decoder_block_out_channels=[4, 4, 12], layers_per_block=1, norm_num_groups=4,
              latent_channels=2, sample_size=16, use_quant_conv=False, use_post_quant_conv=False, batch_norm_eps=0.03),
@@ -258,22 +259,22 @@ FLUX2_VAES = {
     ),
 }
 
-# Rows and columns of tokens; those of reference images.
+# Rows and columns of tokens of the sample; those of reference images.
 FLUX2S = {
-    # As klein has it: no guidance scale is embedded; two reference images of their own sizes.
+    # As klein: no embedded guidance; two reference images of different sizes.
     "flux2_klein": (
         dict(num_attention_heads=2, attention_head_dim=16, axes_dims_rope=[4, 4, 4, 4], in_channels=12, num_layers=2,
              num_single_layers=2, joint_attention_dim=9, guidance_embeds=False, timestep_guidance_channels=32),
         (3, 4), [(2, 5), (4, 1)],
     ),
-    # As dev has it; uneven axes, other channels come out than went in, a width of the middle that is rounded.
+    # As dev; uneven axes, out_channels differs from in_channels, a rounded width of the feed-forward network.
     "flux2_dev": (
         dict(num_attention_heads=1, attention_head_dim=18, axes_dims_rope=[2, 6, 8, 2], in_channels=8, out_channels=6,
              num_layers=1, num_single_layers=3, joint_attention_dim=7, mlp_ratio=2.7, rope_theta=100.0, eps=1e-5,
              timestep_guidance_channels=24),
         (5, 1), [],
     ),
-    # One token a side, one reference image beside it.
+    # A single token, and one reference image.
     "flux2_small": (
         dict(num_attention_heads=3, attention_head_dim=8, axes_dims_rope=[2, 2, 2, 2], in_channels=4, num_layers=1,
              num_single_layers=1, joint_attention_dim=6, guidance_embeds=False, timestep_guidance_channels=16),
@@ -299,7 +300,30 @@ QWEN25_VLS = {
     ),
 }
 
-# Rows and columns of tokens; tokens of each text, and how many fields have.
+# For each text: sizes of its images, tokens before each of them, and tokens after the last one.
+QWEN_VISIONS = {
+    # Windows of 2 × 2 tokens, which divide neither image; texts of different lengths.
+    "qwen_vision": (
+        dict(text_config=dict(vocab_size=40, hidden_size=16, intermediate_size=24, num_hidden_layers=2,
+                              num_attention_heads=2, num_key_value_heads=1, rms_norm_eps=1e-6,
+                              rope_parameters={"rope_type": "default", "rope_theta": 1000000.0, "mrope_section": [2, 1, 1]}),
+             vision_config=dict(depth=3, hidden_size=16, intermediate_size=20, num_heads=2, out_hidden_size=16,
+                                patch_size=2, window_size=8, fullatt_block_indexes=[1]), image_token_id=39),
+        [(12, 20), (16, 4)], [3, 2], [6, 2],
+    ),
+    # One image, smaller than a window; another activation, 3 × 3 patches per token, one frame per patch.
+    "qwen_vision_small": (
+        dict(text_config=dict(vocab_size=30, hidden_size=12, intermediate_size=20, num_hidden_layers=1,
+                              num_attention_heads=1, num_key_value_heads=1,
+                              rope_parameters={"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 2, 3]}),
+             vision_config=dict(depth=2, hidden_size=8, intermediate_size=12, num_heads=1, out_hidden_size=12, patch_size=1,
+                                spatial_merge_size=3, temporal_patch_size=1, window_size=9, fullatt_block_indexes=[],
+                                hidden_act="gelu"), image_token_id=29),
+        [(6, 3)], [1], [4, 4],
+    ),
+}
+
+# Rows and columns of tokens; tokens of each text, and of fields; optionally rows and columns of references.
 QWEN_IMAGES = {
     # Texts of different lengths, more columns than rows, an odd number of rows.
     "qwen_image": (
@@ -307,21 +331,32 @@ QWEN_IMAGES = {
              num_layers=2, joint_attention_dim=7),
         (3, 4), [5, 9], 9,
     ),
-    # Axes of several sizes, a text of one token, fields with more room than any text needs; odd rows and columns.
+    # Axes of several sizes, a text of one token, fields longer than every text; odd rows and columns.
     "qwen_image_odd": (
         dict(num_attention_heads=1, attention_head_dim=12, axes_dims_rope=[2, 6, 4], in_channels=4, out_channels=3,
              num_layers=3, joint_attention_dim=6),
         (7, 5), [1, 6, 3], 16,
     ),
-    # Texts as long as there is room; one column.
+    # Texts of the full length; one column.
     "qwen_image_full": (
         dict(num_attention_heads=3, attention_head_dim=8, axes_dims_rope=[4, 2, 2], in_channels=12, out_channels=3,
              num_layers=1, joint_attention_dim=5),
         (6, 1), [8, 8], 8,
     ),
+    # Two references, larger and smaller than the sample, at the sample's time and at time 0.
+    "qwen_image_edit": (
+        dict(num_attention_heads=2, attention_head_dim=8, axes_dims_rope=[4, 2, 2], in_channels=8, out_channels=2,
+             num_layers=2, joint_attention_dim=7),
+        (3, 4), [5, 9], 9, [(5, 4), (2, 3)],
+    ),
+    "qwen_image_edit_zero": (
+        dict(num_attention_heads=2, attention_head_dim=8, axes_dims_rope=[4, 2, 2], in_channels=8, out_channels=2,
+             num_layers=2, joint_attention_dim=7, zero_cond_t=True),
+        (3, 4), [5, 9], 9, [(5, 4), (2, 3)],
+    ),
 }
 
-# Rows and columns of latents; tokens of each text, and how many fields have.
+# Rows and columns of latents; tokens of each text, and of fields.
 Z_IMAGES = {
     # Texts of different lengths; image tokens that do not fill 32.
     "z_image": (
@@ -345,13 +380,13 @@ Z_IMAGES = {
 
 # Rows and columns of tokens.
 FLUXES = {
-    # As dev has it: a guidance scale is embedded.
+    # As dev: embedded guidance.
     "flux_dev": (
         dict(num_attention_heads=2, attention_head_dim=6, axes_dims_rope=[2, 2, 2], in_channels=8, num_layers=2,
              num_single_layers=2, joint_attention_dim=7, pooled_projection_dim=5, guidance_embeds=True),
         (3, 4),
     ),
-    # As schnell has it, without. Axes of several sizes; other channels come out than went in.
+    # As schnell: no embedded guidance. Axes of several sizes; out_channels differs from in_channels.
     "flux_schnell": (
         dict(num_attention_heads=1, attention_head_dim=12, axes_dims_rope=[2, 6, 4], in_channels=4, out_channels=6,
              num_layers=1, num_single_layers=3, joint_attention_dim=6, pooled_projection_dim=4),
@@ -360,7 +395,7 @@ FLUXES = {
 }
 
 CONTROLNETS = {
-    # SDXL's conditioning, the image at four times the latents' size, channels turned round.
+    # SDXL's conditioning, an image with four times the latents' side, reversed channel order.
     "controlnet_sdxl": dict(
         block_out_channels=[8, 16], down_block_types=["DownBlock2D", CROSS_DOWN], layers_per_block=1,
         attention_head_dim=[1, 2], transformer_layers_per_block=[1, 2], cross_attention_dim=12,
@@ -376,14 +411,14 @@ CONTROLNETS = {
 
 # Frames, height and width of the latents, and what the inputs are beside them.
 WANS = {
-    # As text to video has it. A head's features do not divide evenly among frames, rows and columns.
+    # Text to video. A head's features do not divide evenly among frames, rows and columns.
     "wan_t2v": (
         dict(num_attention_heads=2, attention_head_dim=8, in_channels=4, out_channels=4, text_dim=6, freq_dim=8,
              ffn_dim=20, num_layers=2),
         dict(size=(3, 4, 6)),
     ),
-    # An image with keys and values of its own; the latents carry more channels than the prediction. diffusers finds
-    # the text as the last 512 embeddings.
+    # An image with separate keys and values; the latents have more channels than the prediction. diffusers assumes that
+    # the text is the last 512 embeddings.
     "wan_i2v": (
         dict(num_attention_heads=1, attention_head_dim=12, in_channels=9, out_channels=4, text_dim=3, freq_dim=6,
              ffn_dim=16, num_layers=2, image_dim=6, added_kv_proj_dim=12),
@@ -395,14 +430,14 @@ WANS = {
              ffn_dim=16, num_layers=1, image_dim=8, added_kv_proj_dim=12, pos_embed_seq_len=6),
         dict(size=(5, 2, 6), text=512, image=6),
     ),
-    # A time for each token.
+    # A timestep for each token.
     "wan_ti2v": (
         dict(num_attention_heads=2, attention_head_dim=10, in_channels=6, out_channels=6, text_dim=5, freq_dim=8,
              ffn_dim=12, num_layers=2),
         dict(size=(2, 6, 4), times="tokens"),
     ),
-    # The rarer members: patches in time, no norm before cross attention, an image that joins the text, no features of
-    # a head for rows and columns, and a freq_dim that is odd.
+    # Rare members: patches in time, no norm before cross attention, an image that is concatenated to the text, no
+    # features of a head for rows and columns, and an odd freq_dim.
     "wan_mixed": (
         dict(num_attention_heads=3, attention_head_dim=4, in_channels=3, out_channels=None, text_dim=5, freq_dim=7,
              ffn_dim=9, num_layers=3, patch_size=[2, 1, 3], cross_attn_norm=False, image_dim=4, eps=1e-3,
@@ -482,7 +517,7 @@ def published(model, name):
     elif isinstance(model, (CLIPVisionModel, CLIPVisionModelWithProjection)):
         prefix, other = "vision_model.", "visual_projection."
     else:
-        return name
+        return name.removeprefix("language_model.")
     return name if name.startswith((prefix, other)) else prefix + name
 
 
@@ -496,7 +531,7 @@ def config_of(model):
 
 
 def randomize(model, generator):
-    """Every parameter away from its neutral start; numbers that bf16 holds."""
+    """Moves every parameter away from its neutral initial value; numbers are exact in bf16."""
     for name, p in model.named_parameters():
         noise = torch.randn(p.shape, generator=generator)
         if p.ndim == 1:
@@ -511,7 +546,7 @@ def randomize(model, generator):
 
 
 def last(t):
-    """Channels last, as the graph holds images and videos."""
+    """Channels last, as in the graph."""
     return t.movedim(1, -1).contiguous() if t.ndim > 3 else t.contiguous()
 
 
@@ -536,7 +571,7 @@ def distance(got, want):
 
 
 def run(model, inputs, dots, forward, dtype, unread=()):
-    """unread: names of parameters that no output depends on have one of these in them."""
+    """unread: substrings of the names of parameters on which no output depends."""
     model = model.to(dtype)
     model.zero_grad(set_to_none=True)
     live = {k: (v.detach().to(dtype).requires_grad_() if v.is_floating_point() else v) for k, v in inputs.items()}
@@ -604,21 +639,21 @@ def write(case, model, inputs, forward, seed, unread=()):
 def unet(case, config, size, timestep_cond=None, residuals=False, seed=0):
     model = UNet2DConditionModel(**config)
     generator = torch.Generator().manual_seed(seed + 1)
-    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    randn = lambda *shape: torch.randn(*shape, generator=generator)
     text = config["cross_attention_dim"]
-    inputs = {"sample": draw(2, model.config.in_channels, *size), "timestep": torch.tensor([17.0, 803.5]),
-              "encoder_hidden_states": draw(2, 7, text if isinstance(text, int) else text[0])}
+    inputs = {"sample": randn(2, model.config.in_channels, *size), "timestep": torch.tensor([17.0, 803.5]),
+              "encoder_hidden_states": randn(2, 7, text if isinstance(text, int) else text[0])}
     if model.config.addition_embed_type:
         width = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
-        inputs |= {"text_embeds": draw(2, width),
+        inputs |= {"text_embeds": randn(2, width),
                    "time_ids": torch.tensor([[64.0, 48, 0, 3, 64, 64], [31, 64, 5, 0, 64, 64]])}
     if timestep_cond:
-        inputs["timestep_cond"] = draw(2, timestep_cond)
+        inputs["timestep_cond"] = randn(2, timestep_cond)
     if residuals:
         h, w = size
-        inputs |= {"down_residual.0": draw(2, 8, h, w), "down_residual.1": draw(2, 8, h, w),
-                   "down_residual.2": draw(2, 8, h // 2, w // 2), "down_residual.3": draw(2, 12, h // 2, w // 2),
-                   "mid_residual": draw(2, 12, h // 2, w // 2)}
+        inputs |= {"down_residual.0": randn(2, 8, h, w), "down_residual.1": randn(2, 8, h, w),
+                   "down_residual.2": randn(2, 8, h // 2, w // 2), "down_residual.3": randn(2, 12, h // 2, w // 2),
+                   "mid_residual": randn(2, 12, h // 2, w // 2)}
 
     def forward(m, i):
         added = {k: i[k] for k in ("text_embeds", "time_ids") if k in i}
@@ -634,13 +669,13 @@ def unet(case, config, size, timestep_cond=None, residuals=False, seed=0):
 def controlnet(case, config, seed=0):
     model = ControlNetModel(**config)
     generator = torch.Generator().manual_seed(seed + 1)
-    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    randn = lambda *shape: torch.randn(*shape, generator=generator)
     side = 2 ** (len(config["conditioning_embedding_out_channels"]) - 1)
-    inputs = {"sample": draw(2, 4, 6, 4), "timestep": torch.tensor([17.0, 803.5]),
-              "encoder_hidden_states": draw(2, 7, config["cross_attention_dim"]),
+    inputs = {"sample": randn(2, 4, 6, 4), "timestep": torch.tensor([17.0, 803.5]),
+              "encoder_hidden_states": randn(2, 7, config["cross_attention_dim"]),
               "picture": torch.rand(2, 3, 6 * side, 4 * side, generator=generator)}
     if model.config.addition_embed_type:
-        inputs |= {"text_embeds": draw(2, 10),
+        inputs |= {"text_embeds": randn(2, 10),
                    "time_ids": torch.tensor([[64.0, 48, 0, 3, 64, 64], [31, 64, 5, 0, 64, 64]])}
 
     def forward(m, i):
@@ -683,7 +718,7 @@ def qwen_vae(case, config, size, seed=0):
         outputs = {"mean": posterior.mean, "logvar": posterior.logvar, "pixels": m.decode(i["latents"].unsqueeze(2)).sample}
         return {k: v.squeeze(2) for k, v in outputs.items()}
 
-    write(case, model, inputs, forward, seed, ["time_conv."])  # of videos
+    write(case, model, inputs, forward, seed, ["time_conv."])  # only videos use it
 
 
 def wan_vae(case, config, size, seed=0):
@@ -748,27 +783,59 @@ def decoder(case, model, config, length, real, layers, seed=0):
         states = m(i["ids"], attention_mask=mask, output_hidden_states=True).hidden_states
         if case == "qwen3_padded":
             return {f"state{n}": states[n] for n in layers}
-        return {f"state{n}": states[n] * mask[..., None] for n in layers}  # what padding gives, nobody reads
+        return {f"state{n}": states[n] * mask[..., None] for n in layers}  # outputs of padding are not used
 
     of_texts = {"lengths": torch.tensor(real)} if case == "qwen3_padded" else {"mask": mask}
     write(case, model, {"ids": ids * mask} | of_texts, forward, seed)
 
 
-def qwen_image(case, config, size, lengths, room, seed=0):
+def qwen_vision(case, config, sizes, before, behind, seed=0):
+    model = Qwen2_5_VLModel(Qwen2_5_VLConfig(attn_implementation="sdpa", **config))
+    generator = torch.Generator().manual_seed(seed + 1)
+    c, batch = model.config.vision_config, len(behind)
+    p, m, t = c.patch_size, c.spatial_merge_size, c.temporal_patch_size
+    images = {f"image{k}": torch.randn(batch, 3, *size, generator=generator) for k, size in enumerate(sizes)}
+    grids = torch.tensor([[1, h // p, w // p] for h, w in sizes] * batch)
+    types = []
+    for n, (h, w) in zip(before, sizes):
+        types += [0] * n + [1] * (h * w // (p * m) ** 2)
+    types = torch.tensor([types + [0] * max(behind)] * batch)
+    mask = (torch.arange(types.shape[1])[None] < types.shape[1] - max(behind) + torch.tensor(behind)[:, None]).long()
+    ids = torch.randint(2, model.config.image_token_id, types.shape, generator=generator)
+    ids = torch.where(types == 1, model.config.image_token_id, ids * mask)
+
+    def patches(x):
+        h, w = x.shape[1] // p, x.shape[2] // p
+        x = x.reshape(3, h // m, m, p, w // m, m, p).permute(1, 4, 2, 5, 0, 3, 6).unsqueeze(5)
+        return x.expand(*x.shape[:5], t, p, p).reshape(h * w, -1)
+
+    def forward(model, i):
+        pixels = torch.cat([patches(i[name][b]) for b in range(batch) for name in images])
+        with kept_precision():
+            y = model(i["ids"], attention_mask=mask, pixel_values=pixels, image_grid_thw=grids, mm_token_type_ids=types)
+        return {"last": y.last_hidden_state * mask[..., None]}
+
+    write(case, model, {"ids": ids, "mask": mask} | images, forward, seed)
+
+
+def qwen_image(case, config, size, lengths, room, references=(), seed=0):
     model = QwenImageTransformer2DModel(**config)
     generator = torch.Generator().manual_seed(seed + 1)
-    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    randn = lambda *shape: torch.randn(*shape, generator=generator)
     c, batch = model.config, len(lengths)
     mask = torch.arange(room)[None] < torch.tensor(lengths)[:, None]
-    inputs = {"sample": draw(batch, size[0] * size[1], c.in_channels), "timestep": torch.tensor([17.0, 803.5, 500.0])[:batch],
-              "text": draw(batch, room, c.joint_attention_dim), "lengths": torch.tensor(lengths)}
+    inputs = {"sample": randn(batch, size[0] * size[1], c.in_channels), "timestep": torch.tensor([17.0, 803.5, 500.0])[:batch],
+              "text": randn(batch, room, c.joint_attention_dim), "lengths": torch.tensor(lengths)}
+    inputs |= {f"reference{k}": randn(batch, h * w, c.in_channels) for k, (h, w) in enumerate(references)}
+    shapes = [[(1, *s) for s in (size, *references)]] * batch
 
     def forward(m, i):
         with kept_precision():
-            y = m(i["sample"], i["text"], mask, i["timestep"].detach() / 1000, [[(1, *size)]] * batch)
-        return {"sample": y.sample}
+            tokens = torch.cat([i["sample"]] + [i[f"reference{k}"] for k in range(len(references))], 1)
+            y = m(tokens, i["text"], mask, i["timestep"].detach() / 1000, shapes)
+        return {"sample": y.sample[:, :size[0] * size[1]]}
 
-    # What the last block makes of the text, nobody reads.
+    # The last block's text output is not used.
     last_block = f"transformer_blocks.{c.num_layers - 1}."
     write(case, model, inputs, forward, seed, [last_block + n for n in ("attn.to_add_out.", "txt_mlp.", "attn.add_q_proj.",
                                                                         "attn.norm_added_q.")])
@@ -777,10 +844,10 @@ def qwen_image(case, config, size, lengths, room, seed=0):
 def z_image(case, config, size, lengths, room, seed=0):
     model = ZImageTransformer2DModel(**config)
     generator = torch.Generator().manual_seed(seed + 1)
-    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    randn = lambda *shape: torch.randn(*shape, generator=generator)
     c, batch = model.config, len(lengths)
-    inputs = {"sample": draw(batch, c.in_channels, *size), "time": torch.tensor([0.2, 0.95, 0.5])[:batch],
-              "text": draw(batch, room, c.cap_feat_dim), "lengths": torch.tensor(lengths)}
+    inputs = {"sample": randn(batch, c.in_channels, *size), "time": torch.tensor([0.2, 0.95, 0.5])[:batch],
+              "text": randn(batch, room, c.cap_feat_dim), "lengths": torch.tensor(lengths)}
 
     def forward(m, i):
         images = list(i["sample"].unsqueeze(2).unbind(0))
@@ -817,7 +884,7 @@ def flux2_vae(case, config, size, seed=0):
 
 
 def measured(model, generator):
-    """Statistics of latents, of numbers that bf16 holds."""
+    """Statistics of latents; numbers are exact in bf16."""
     bn = model.bn
     bn.running_mean.copy_((0.5 * torch.randn(bn.num_features, generator=generator)).to(torch.bfloat16))
     bn.running_var.copy_((0.2 + torch.rand(bn.num_features, generator=generator)).to(torch.bfloat16))
@@ -826,21 +893,21 @@ def measured(model, generator):
 def flux2(case, config, size, references, text=5, seed=0):
     model = Flux2Transformer2DModel(**config)
     generator = torch.Generator().manual_seed(seed + 1)
-    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    randn = lambda *shape: torch.randn(*shape, generator=generator)
     c = model.config
-    inputs = {"sample": draw(2, c.in_channels, *size), "timestep": torch.tensor([17.0, 803.5]),
-              "text": draw(2, text, c.joint_attention_dim)}
+    inputs = {"sample": randn(2, c.in_channels, *size), "timestep": torch.tensor([17.0, 803.5]),
+              "text": randn(2, text, c.joint_attention_dim)}
     if c.guidance_embeds:
         inputs["guidance"] = torch.tensor([4.0, 1.25])
-    inputs |= {f"reference_{n}": draw(2, c.in_channels, *r) for n, r in enumerate(references)}
+    inputs |= {f"reference_{n}": randn(2, c.in_channels, *r) for n, r in enumerate(references)}
     pack = Flux2KleinPipeline._pack_latents
 
     def forward(m, i):
         others = [i[f"reference_{n}"] for n in range(len(references))]
         places = Flux2KleinPipeline._prepare_latent_ids(i["sample"])[0]
         if others:
-            more = Flux2KleinPipeline._prepare_image_ids([x[:1] for x in others])[0]
-            places = torch.cat([places, more], 0)
+            extra = Flux2KleinPipeline._prepare_image_ids([x[:1] for x in others])[0]
+            places = torch.cat([places, extra], 0)
         guidance = i["guidance"].detach() if "guidance" in i else None
         with kept_precision():
             y = m(hidden_states=torch.cat([pack(i["sample"]), *(pack(x) for x in others)], 1),
@@ -855,14 +922,14 @@ def flux2(case, config, size, references, text=5, seed=0):
 def flux(case, config, size, text=5, seed=0):
     model = FluxTransformer2DModel(**config)
     generator = torch.Generator().manual_seed(seed + 1)
-    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    randn = lambda *shape: torch.randn(*shape, generator=generator)
     c = model.config
     rows, columns = size
     places = torch.zeros(rows, columns, 3)
     places[..., 1] = torch.arange(rows)[:, None]
     places[..., 2] = torch.arange(columns)[None]
-    inputs = {"sample": draw(2, rows * columns, c.in_channels), "timestep": torch.tensor([17.0, 803.5]),
-              "text": draw(2, text, c.joint_attention_dim), "pooled": draw(2, c.pooled_projection_dim)}
+    inputs = {"sample": randn(2, rows * columns, c.in_channels), "timestep": torch.tensor([17.0, 803.5]),
+              "text": randn(2, text, c.joint_attention_dim), "pooled": randn(2, c.pooled_projection_dim)}
     if c.guidance_embeds:
         inputs["guidance"] = torch.tensor([3.5, 1.25])
 
@@ -879,23 +946,23 @@ def flux(case, config, size, text=5, seed=0):
 def wan(case, config, size, text=7, image=0, times="samples", seed=0):
     model = WanTransformer3DModel(**config)
     generator = torch.Generator().manual_seed(seed + 1)
-    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    randn = lambda *shape: torch.randn(*shape, generator=generator)
     c = model.config
     tokens = [n // p for n, p in zip(size, c.patch_size)]
     t = torch.tensor([17.0, 803.5])
-    if times == "tokens":  # as TI2V has it: the first frame is given
+    if times == "tokens":  # as in TI2V: the first frame is known
         t = t[:, None].repeat(1, tokens[0] * tokens[1] * tokens[2])
         t[:, :tokens[1] * tokens[2]] = 0
-    inputs = {"sample": draw(2, c.in_channels, *size), "timestep": t, "text": draw(2, text, c.text_dim)}
+    inputs = {"sample": randn(2, c.in_channels, *size), "timestep": t, "text": randn(2, text, c.text_dim)}
     if image:
-        inputs["image"] = draw(2, image, c.image_dim)
+        inputs["image"] = randn(2, image, c.image_dim)
 
     def forward(m, i):
-        picture = i.get("image")
+        image = i.get("image")
         if c.pos_embed_seq_len:  # diffusers takes the two images one after the other
-            picture = picture.reshape(4, -1, c.image_dim)
+            image = image.reshape(4, -1, c.image_dim)
         with kept_precision():
-            y = m(i["sample"], i["timestep"].detach().to(torch.float32), i["text"], picture)
+            y = m(i["sample"], i["timestep"].detach().to(torch.float32), i["text"], image)
         return {"sample": y.sample}
 
     write(case, model, inputs, forward, seed)
@@ -986,10 +1053,10 @@ def full(name, kind, config):
 def main(wanted):
     diffusers.logging.set_verbosity_error()
     torch.use_deterministic_algorithms(True)
-    # Their own round to float32 on the way.
+    # The original forward() rounds to float32.
     WanUpsample.forward = QwenImageUpsample.forward = torch.nn.Upsample.forward
-    for kind in (WanAttentionBlock, QwenImageAttentionBlock):  # diffusers' encoders give it a cache, which it does not take
-        kind.forward = lambda block, x, *cache, attend=kind.forward, **more: attend(block, x)
+    for kind in (WanAttentionBlock, QwenImageAttentionBlock):  # diffusers' encoders pass a cache that it does not accept
+        kind.forward = lambda block, x, *cache, attend=kind.forward, **extra: attend(block, x)
     for seed, (case, (config, options)) in enumerate(UNETS.items()):
         if not wanted or case in wanted:
             unet(case, config, seed=100 * seed, **options)
@@ -1021,9 +1088,12 @@ def main(wanted):
         if not wanted or case in wanted:
             decoder(case, Qwen2_5_VLTextModel(Qwen2_5_VLTextConfig(**config)), config, length, real, layers,
                     seed=10000 + 100 * seed)
-    for seed, (case, (config, size, lengths, room)) in enumerate(QWEN_IMAGES.items()):
+    for seed, (case, (config, *texts)) in enumerate(QWEN_VISIONS.items()):
         if not wanted or case in wanted:
-            qwen_image(case, config, size, lengths, room, seed=11000 + 100 * seed)
+            qwen_vision(case, config, *texts, seed=13000 + 100 * seed)
+    for seed, (case, (config, *sizes)) in enumerate(QWEN_IMAGES.items()):
+        if not wanted or case in wanted:
+            qwen_image(case, config, *sizes, seed=11000 + 100 * seed)
     for seed, (case, (config, size)) in enumerate(QWEN_VAES.items()):
         if not wanted or case in wanted:
             qwen_vae(case, config, size, seed=12000 + 100 * seed)

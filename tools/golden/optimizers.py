@@ -35,15 +35,15 @@ def flat(tensors):
 
 def run(make, options, names, clipping):
     generator = torch.Generator().manual_seed(0)
-    draw = lambda shape: torch.randn(shape, generator=generator, dtype=torch.float64)
-    params = [draw(s).requires_grad_() for s in SHAPES]
+    randn = lambda shape: torch.randn(shape, generator=generator, dtype=torch.float64)
+    params = [randn(s).requires_grad_() for s in SHAPES]
     start = flat(params)
     optimizer = make(params, lr=0.02, **options)
     steps = []
     for k in range(10):
         for p in params:
             # Some steps are clipped, some are not; one gradient is exactly zero.
-            p.grad = draw(p.shape) * (0.1 if k % 3 == 1 else 1.0) * (0.0 if k == 4 else 1.0)
+            p.grad = randn(p.shape) * (0.1 if k % 3 == 1 else 1.0) * (0.0 if k == 4 else 1.0)
         gradients = flat(p.grad for p in params)
         norm = torch.sqrt(sum((p.grad**2).sum() for p in params)).item()
         if "max_grad_value" in clipping:

@@ -1,4 +1,4 @@
-"""Writes the goldens of sampling: tiny random Stable Diffusion folders, and what diffusers' pipelines sample with them.
+"""Writes the goldens of sampling: tiny random Stable Diffusion folders, and the samples of diffusers' pipelines.
 
 tests/golden/pipelines/ gets
   sd/, sd2/, sdxl/, controlnet/, controlnet_sdxl/   model folders as diffusers saves them; weights are bf16 numbers
@@ -43,10 +43,10 @@ EULER = dict(beta_end=0.012, beta_schedule="scaled_linear", beta_start=0.00085, 
 
 
 def byte_letters():
-    """The printable stand-ins of CLIP's byte-level alphabet, in the order of its vocabulary."""
-    kept = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [b for b in range(256) if b not in kept]
-    return [chr(b) for b in kept] + [chr(256 + i) for i in range(len(rest))]
+    """The printable letters of CLIP's byte-level alphabet, in the order of its vocabulary."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in printable]
+    return [chr(b) for b in printable] + [chr(256 + i) for i in range(len(rest))]
 
 
 def write_tokenizer(folder):
@@ -88,7 +88,7 @@ def vae(scale):
 
 def make_sd(generator):
     tokenizer_folder = ROOT / "tokenizer"
-    words = write_tokenizer(tokenizer_folder)  # saved with each model; this copy goes
+    words = write_tokenizer(tokenizer_folder)  # saved with each model; this copy is removed
     tokenizer = CLIPTokenizer(str(tokenizer_folder / "vocab.json"), str(tokenizer_folder / "merges.txt"),
                               model_max_length=77)
     unet = UNet2DConditionModel(
@@ -138,7 +138,7 @@ def make_sdxl(sd, generator):
 
 
 def save(pipe, name):
-    """In bf16, which holds the weights exactly."""
+    """In bf16, in which the weights are exact."""
     pipe.save_pretrained(ROOT / name, safe_serialization=True)
     for file in (ROOT / name).rglob("*.safetensors"):
         save_file({k: v.to(torch.bfloat16) for k, v in load_file(file).items()}, file, metadata={"format": "pt"})
@@ -156,7 +156,7 @@ def scheduler_of(pipe, members):
     return kind.from_config(config)
 
 
-# name: (folder, scheduler members, arguments of the pipeline, picture too)
+# name: (folder, scheduler members, arguments of the pipeline, whether images are decoded)
 NEGATIVE = dict(negative_prompt="purple")
 CASES = {
     "sd_as_published": ("sd", {}, NEGATIVE, True),
@@ -232,7 +232,7 @@ def word(key, value):
 
 
 def run(pipes, case, dtype, control):
-    folder, members, arguments, picture = CASES[case]
+    folder, members, arguments, decodes = CASES[case]
     pipe = pipes["controlnet_" + folder] if arguments.get("controlnet") else pipes[folder]
     pipe.to(dtype)
     pipe.set_progress_bar_config(disable=True)
@@ -257,7 +257,7 @@ def run(pipes, case, dtype, control):
             a[key] = tuple(a[key])
     out = {"noise": noise}
     out["latents"] = pipe(**a, latents=noise.to(dtype), output_type="latent").images.float()
-    if picture:
+    if decodes:
         images = pipe(**a, latents=noise.to(dtype), output_type="np").images
         out["images"] = torch.from_numpy(numpy.ascontiguousarray(images)).float()
     pipe.scheduler = saved

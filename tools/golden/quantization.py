@@ -65,13 +65,13 @@ class Stack(nnx.Module):
 
 
 def ending_positive(x, axes):
-    """With the signs turned of those ranges, one for each position along axes, whose largest magnitude is negative."""
+    """Flips the signs of ranges (one per position along axes) whose largest magnitude is negative."""
     others = tuple(a for a in range(x.ndim) if a not in axes)
     return x * np.where(-x.min(others, keepdims=True) > x.max(others, keepdims=True), -1, 1).astype(x.dtype)
 
 
 def published(tree):
-    """Flax's kernels as PyTorch lays them out."""
+    """Flax's kernels in PyTorch's layout."""
     out = {}
     for name in ("first", "conv", "last"):
         kernel = np.asarray(tree[name]["kernel"].get_value())

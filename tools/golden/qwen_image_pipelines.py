@@ -1,4 +1,4 @@
-"""Writes the goldens of Qwen-Image: a tiny random folder, and what diffusers' pipeline makes with it.
+"""Writes the goldens of Qwen-Image: a tiny random folder, and the samples of diffusers' pipeline.
 
 tests/golden/qwenimage/ gets
   base/                     a model folder as diffusers saves it; weights are bf16 numbers
@@ -35,7 +35,7 @@ SCALE = 2  # of the autoencoder
 
 
 def tokenizer(template):
-    """Byte pairs learnt from the template's own words."""
+    """Byte pairs trained on the template's words."""
     json_tokenizers.corpus = lambda: [template.replace("{}", "")] * 8 + [LONG]
     t = json_tokenizers.trained(models.BPE(), normalizers.NFC(), json_tokenizers.qwen_steps(), 700,
                                 initial_alphabet=pre_tokenizers.ByteLevel.alphabet())
@@ -65,15 +65,15 @@ def make(generator):
         text_encoder=randomize(encoder, generator), tokenizer=words, transformer=randomize(transformer, generator))
 
 
-# name: (arguments of the pipeline, pictures too)
+# name: (arguments of the pipeline, whether images are decoded)
 CASES = {
     "qwen_image": (dict(true_cfg_scale=1.0), True),
     "qwen_image_guided": (dict(negative_prompt="grey, 灰色", true_cfg_scale=4.0), True),
     # Texts of different lengths; more columns than rows.
     "qwen_image_batch": (dict(prompt=["red heart", LONG], negative_prompt=["", "blue"], width=48, true_cfg_scale=2.5), False),
-    # Not of two prompts: diffusers 0.42 gives the second picture of each the mask of another prompt's text.
+    # Not with two prompts: diffusers 0.42 uses another prompt's mask for the second image of each.
     "qwen_image_pair": (dict(negative_prompt="grey", num_images_per_prompt=2, true_cfg_scale=2.0), False),
-    # So many tokens that the schedule is another.
+    # Enough tokens for another schedule.
     "qwen_image_large": (dict(height=64, width=100, num_inference_steps=3, negative_prompt=" ", true_cfg_scale=2.0), False),
     # An odd number of rows of tokens.
     "qwen_image_odd": (dict(height=20, width=36, num_inference_steps=8, true_cfg_scale=1.0), True),

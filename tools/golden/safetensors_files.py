@@ -10,7 +10,7 @@ from safetensors.torch import save_file
 
 OUT = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden" / "safetensors"
 
-# Element i of every tensor is i % 2 for bool and i elsewhere, so that the test can make the same values.
+# Element i of every tensor is i % 2 for bool and else i, so that the test can compute the same values.
 TYPES = ["bool", "uint8", "int8", "float8_e5m2", "float8_e4m3fn", "int16", "uint16", "float16", "bfloat16", "int32",
          "uint32", "float32", "float64", "int64", "uint64"]
 

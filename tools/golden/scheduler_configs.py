@@ -13,7 +13,7 @@ import diffusers
 
 FILE = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden" / "scheduler_configs.json"
 SD = dict(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
-# What these models' repositories say.
+# As in these models' repositories.
 PUBLISHED = {
     "sd15": ("PNDMScheduler", SD | dict(set_alpha_to_one=False, skip_prk_steps=True, steps_offset=1)),
     "sd21": ("DDIMScheduler", SD | dict(clip_sample=False, set_alpha_to_one=False, steps_offset=1,
@@ -30,7 +30,9 @@ PUBLISHED = {
 }
 CLASSES = ["DDPMScheduler", "DDIMScheduler", "PNDMScheduler", "LMSDiscreteScheduler", "EulerDiscreteScheduler",
            "EulerAncestralDiscreteScheduler", "FlowMatchEulerDiscreteScheduler", "DPMSolverMultistepScheduler",
-           "UniPCMultistepScheduler"]
+           "UniPCMultistepScheduler", "HeunDiscreteScheduler", "KDPM2DiscreteScheduler",
+           "KDPM2AncestralDiscreteScheduler", "LCMScheduler", "TCDScheduler", "DEISMultistepScheduler",
+           "SASolverScheduler", "FlowMatchHeunDiscreteScheduler", "FlowMatchLCMScheduler"]
 
 
 def saved(kind, members):

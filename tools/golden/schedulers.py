@@ -6,7 +6,10 @@ t: the timestep given to the network). Random noise is replaced by zeros; the st
 them is recorded with the run.
 
 diffusers computes in float32. Its modules are given float64 under that name, so that the goldens hold its formulas and
-not its rounding; how far each run in real float32 is from that is printed. Needs scipy (LMS).
+not its rounding; how far each run in real float32 is from that is printed. Needs scipy (LMS, use_beta_sigmas).
+
+Levels that diffusers has no switch for (sigma_schedule) are computed here from their definitions and given to diffusers'
+Euler and Heun; DPM++ 2S ancestral, which it has not, is written here as k-diffusion defines it.
 """
 
 import collections
@@ -35,8 +38,8 @@ class WithFloat32:
         return getattr(self._module, name)
 
 
-class Draw:
-    """In place of randn_tensor."""
+class ConstantNoise:
+    """Replaces randn_tensor by a constant."""
 
     value = 0.0
 
@@ -44,19 +47,19 @@ class Draw:
         return torch.full(shape, self.value, dtype=dtype)
 
 
-draw = Draw()
+noise_source = ConstantNoise()
 
 
 def in_precision(name, torch_type, numpy_type):
     torch.set_default_dtype(torch_type)
     scheduler_class = getattr(diffusers, name)
     module = sys.modules[scheduler_class.__module__]
-    module.torch, module.np, module.randn_tensor = WithFloat32(torch, torch_type), WithFloat32(np, numpy_type), draw
+    module.torch, module.np, module.randn_tensor = WithFloat32(torch, torch_type), WithFloat32(np, numpy_type), noise_source
     return scheduler_class
 
 
 def rounded(value):
-    """More digits than float32 knows."""
+    """More digits than float32 has."""
     if isinstance(value, dict):
         return {k: rounded(v) for k, v in value.items()}
     if isinstance(value, list):
@@ -64,9 +67,86 @@ def rounded(value):
     return float(f"{value:.9g}") if isinstance(value, float) else value
 
 
-def run_in(types, name, config, steps):
-    scheduler = in_precision(name, *types).from_config(config)
+def published_levels(schedule, config, steps):
+    """Noise levels by definition, without the last."""
+    betas = np.linspace(config["beta_start"] ** 0.5, config["beta_end"] ** 0.5, 1000) ** 2
+    a = np.cumprod(1 - betas)
+    table = np.sqrt((1 - a) / a)
+    if schedule == "kl_optimal":
+        part = np.linspace(0, 1, steps)
+        return np.tan(part * np.arctan(table[0]) + (1 - part) * np.arctan(table[-1]))
+    if schedule == "simple":
+        return np.array([table[-(1 + int(i * len(table) / steps))] for i in range(steps)])
+    if schedule == "sgm_uniform":
+        return np.exp(np.interp(np.linspace(999, 0, steps + 1)[:-1], np.arange(1000), np.log(table)))
+    known = diffusers.schedulers.AysSchedules["StableDiffusion" + {"ays_sd15": "", "ays_sdxl": "XL"}[schedule] + "Sigmas"]
+    known = known[:-1] + [0.029]  # the published end, which diffusers replaces by 0
+    at = np.linspace(0, 1, steps + 1)
+    return np.exp(np.interp(at, np.linspace(0, 1, len(known)), np.log(known)))[:-1]
+
+
+def run_levels(name, schedule, config, steps):
+    """diffusers' Euler with these levels; it searches their timesteps."""
+    from_diffusers = run_in((torch.float64, np.float64), name, config, steps,
+                            published_levels(schedule, config, steps))
+    from_diffusers["config"]["sigma_schedule"] = schedule
+    return from_diffusers
+
+
+def two_s_ancestral(config, steps):
+    """k-diffusion's sample_dpmpp_2s_ancestral with η = 1, with x0 from predicted noise."""
+    euler = in_precision("EulerDiscreteScheduler", torch.float64, np.float64).from_config(config)
+    euler.set_timesteps(steps)
+    levels = euler.sigmas.tolist()
+    log_table = np.log(np.sqrt((1 - euler.alphas_cumprod) / euler.alphas_cumprod).numpy())
+    initial = float(euler.init_noise_sigma)
+    x, values, spread, timesteps = np.array([1.0, -0.4]) * initial, [], [], []
+
+    def x0_of(x, sigma, t):
+        timesteps.append(float(t))
+        out = 0.3 * x / np.sqrt(sigma**2 + 1) + 0.1 * t / 1000 - 0.2
+        return x - sigma * out
+
+    for s, following, t in zip(levels[:-1], levels[1:], euler.timesteps.tolist()):
+        up = min(following, (following**2 * (s**2 - following**2) / s**2) ** 0.5)
+        down = (following**2 - up**2) ** 0.5
+        x0 = x0_of(x, s, t)
+        if down == 0:
+            x = x + (x - x0) / s * (down - s)
+        else:
+            h = np.log(s) - np.log(down)
+            middle = np.exp(np.log(s) - 0.5 * h)
+            x2 = middle / s * x - np.expm1(-h / 2) * x0
+            values.append([float(v) for v in x2])
+            spread.append(0.0)
+            x0 = x0_of(x2, middle, float(euler._sigma_to_t(np.array(middle), log_table)))
+            x = down / s * x - np.expm1(-h) * x0
+        values.append([float(v) for v in x])
+        spread.append(up)
+    return {"config": {"_class_name": "DPMSolver2SAncestralScheduler", **config}, "steps": steps,
+            "timesteps": timesteps, "init_noise_sigma": initial, "values": values, "spread": spread}
+
+
+def noisy(config, steps):
+    """SA-Solver with noise 1 in each step, which its corrector adds again."""
+    noise_source.value = 1.0
+    scheduler = in_precision("SASolverScheduler", torch.float64, np.float64).from_config(config)
     scheduler.set_timesteps(steps)
+    scheduler.set_begin_index(0)
+    x, values = torch.tensor([1.0, -0.4]).reshape(1, 1, 1, 2), []
+    for t in scheduler.timesteps:
+        x = scheduler.step(0.3 * x + 0.1 * float(t) / 1000 - 0.2, t, x, return_dict=False)[0]
+        values.append([float(v) for v in x.flatten()])
+    noise_source.value = 0.0
+    return {"config": {"_class_name": "SASolverScheduler", **config}, "steps": steps, "values": values}
+
+
+def run_in(types, name, config, steps, levels=None):
+    scheduler = in_precision(name, *types).from_config(config)
+    if levels is None:
+        scheduler.set_timesteps(steps)
+    else:
+        scheduler.set_timesteps(sigmas=[*levels, 0.0])
     if hasattr(scheduler, "set_begin_index"):
         scheduler.set_begin_index(0)  # as pipelines do: steps are counted, not found by timestep
     initial = float(getattr(scheduler, "init_noise_sigma", 1.0))
@@ -75,11 +155,11 @@ def run_in(types, name, config, steps):
     for t in scheduler.timesteps:
         model_input = scheduler.scale_model_input(x, t) if hasattr(scheduler, "scale_model_input") else x
         out = 0.3 * model_input + 0.1 * float(t) / 1000 - 0.2
-        eta = {"eta": config["eta"]} if "eta" in config else {}  # diffusers' is an argument, ours a member
+        eta = {"eta": config["eta"]} if "eta" in config else {}  # an argument in diffusers, a config field here
         noised = copy.deepcopy(scheduler)
-        draw.value = 1.0
+        noise_source.value = 1.0
         far = noised.step(out, t, x, return_dict=False, **eta)[0]
-        draw.value = 0.0
+        noise_source.value = 0.0
         x = scheduler.step(out, t, x, return_dict=False, **eta)[0]
         spread.append(float((far - x).flatten()[0]))
         values.append([float(v) for v in x.flatten()])
@@ -91,6 +171,55 @@ def run_in(types, name, config, steps):
         "values": values,
     }
     return {**result, "spread": spread} if any(spread) else result
+
+
+def begun(name, config, steps, first):
+    """Image to image: the first steps are skipped. `levels`: results of add_noise for image 1 and noise 0, and for image 0
+    and noise 1, before each call of the network."""
+    scheduler = in_precision(name, torch.float64, np.float64).from_config(config)
+    scheduler.set_timesteps(steps)
+    timesteps = scheduler.timesteps[first * scheduler.order :]
+    if hasattr(scheduler, "set_begin_index"):
+        scheduler.set_begin_index(first * scheduler.order)
+    one, none = torch.ones(1, 1, 1, 1), torch.zeros(1, 1, 1, 1)
+
+    def noised(image, noise, t):
+        if hasattr(scheduler, "scale_noise"):
+            return float(scheduler.scale_noise(image, t[None], noise))
+        return float(scheduler.add_noise(image, noise, t[None]))
+
+    x, values, levels, random = torch.tensor([1.0, -0.4]).reshape(1, 1, 1, 2), [], [], False
+    for t in timesteps:
+        levels.append([noised(one, none, t), noised(none, one, t)])
+        model_input = scheduler.scale_model_input(x, t) if hasattr(scheduler, "scale_model_input") else x
+        out, noised_scheduler = 0.3 * model_input + 0.1 * float(t) / 1000 - 0.2, copy.deepcopy(scheduler)
+        noise_source.value = 1.0
+        far = noised_scheduler.step(out, t, x, return_dict=False)[0]
+        noise_source.value = 0.0
+        x = scheduler.step(out, t, x, return_dict=False)[0]
+        random |= bool((far != x).any())
+        values.append([float(v) for v in x.flatten()])
+    return {"config": {"_class_name": name, **config}, "steps": steps, "first": first, "levels": levels, "random": random,
+            "timesteps": [float(t) for t in timesteps], "values": values}
+
+
+def all_begun():
+    flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True, "flow_shift": 3.0}
+    for name, config in [
+        ("DDPMScheduler", SD), ("DDIMScheduler", {**SD, "steps_offset": 1}),
+        ("PNDMScheduler", {**SD, "skip_prk_steps": True, "steps_offset": 1}), ("LMSDiscreteScheduler", SD),
+        ("EulerDiscreteScheduler", {**SD, "timestep_spacing": "leading", "steps_offset": 1}),
+        ("EulerAncestralDiscreteScheduler", SD), ("HeunDiscreteScheduler", SD), ("KDPM2DiscreteScheduler", SD),
+        ("KDPM2AncestralDiscreteScheduler", SD), ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}),
+        ("FlowMatchHeunDiscreteScheduler", {"shift": 3.0}), ("FlowMatchLCMScheduler", {"shift": 3.0}),
+        ("DPMSolverMultistepScheduler", {**SD, "solver_order": 3}),
+        ("DPMSolverMultistepScheduler", {**SD, "use_karras_sigmas": True}), ("DPMSolverMultistepScheduler", flow),
+        ("UniPCMultistepScheduler", SD), ("UniPCMultistepScheduler", {**flow, "solver_order": 3}),
+        ("DEISMultistepScheduler", {**SD, "solver_order": 3}), ("SASolverScheduler", {**SD, "predictor_order": 3}),
+        ("LCMScheduler", SD), ("TCDScheduler", SD)]:
+        for first in (1, 3, 7):
+            yield begun(name, config, 8, first)
+    yield begun("DPMSolverMultistepScheduler", {**SD, "solver_order": 3}, 20, 11)
 
 
 noise_floor = collections.defaultdict(float)
@@ -132,7 +261,7 @@ def ancestral():
     """With v prediction no step divides by the signal, so zero terminal SNR is exact."""
     name = "EulerAncestralDiscreteScheduler"
     for spacing in SPACINGS:
-        for prediction in PREDICTIONS[:2]:  # diffusers refuses the third
+        for prediction in PREDICTIONS[:2]:  # diffusers rejects the third
             yield from run(name, {**SD, "timestep_spacing": spacing, "prediction_type": prediction,
                                   "steps_offset": 1}, 5)
     yield from run(name, {**SD, "timestep_spacing": "trailing"}, 1, 2, 20)
@@ -148,25 +277,91 @@ def runs():
     minimum = {"final_sigmas_type": "sigma_min"}
     cosine = {"beta_schedule": "squaredcos_cap_v2"}
 
-    def every(name, more, predictions=PREDICTIONS, steps=5):
+    def every(name, extra, predictions=PREDICTIONS, steps=5):
         for spacing in SPACINGS:
             for prediction in predictions:
-                yield from run(name, {**SD, "timestep_spacing": spacing, "prediction_type": prediction, **more}, steps)
+                yield from run(name, {**SD, "timestep_spacing": spacing, "prediction_type": prediction, **extra}, steps)
 
     name = "EulerDiscreteScheduler"
-    # diffusers' linspace of one step is timestep 0, where there is nothing to denoise; ours is the last one.
+    # With one step, diffusers' linspace is timestep 0, where there is nothing to denoise; this program's is the last one.
     one = {**SD, "timestep_spacing": "trailing"}
     yield from every(name, {"steps_offset": 1})
     yield from run(name, one, 1)
     yield from run(name, SD, 2, 8, 20)
-    for more in (karras, exponential, {"interpolation_type": "log_linear"}, minimum, cosine, {**karras, **minimum}):
-        yield from run(name, {**SD, **more}, 8)
+    for extra in (karras, exponential, {"interpolation_type": "log_linear"}, minimum, cosine, {**karras, **minimum}):
+        yield from run(name, {**SD, **extra}, 8)
     video = {"timestep_type": "continuous", "prediction_type": "v_prediction", "sigma_min": 0.002, "sigma_max": 700.0}
     yield from run(name, {**SD, **karras, **video, "timestep_spacing": "leading", "steps_offset": 1}, 1, 8)
     yield from run(name, {**SD, **karras, "interpolation_type": "log_linear", "timestep_type": "continuous"}, 4)
     yield from run(name, zero, 10)
 
+    beta = {"use_beta_sigmas": True}
+    for extra in (beta, {**beta, "timestep_spacing": "trailing"}, {**beta, "timestep_spacing": "leading"}):
+        yield from run(name, {**SD, **extra}, 8)
+    yield from run(name, {**SD, **beta}, 2, 30)
+    for schedule in ("kl_optimal", "simple", "sgm_uniform", "ays_sd15", "ays_sdxl"):
+        for n in (4, 10, 25):
+            yield run_levels(name, schedule, SD, n)
+
     yield from ancestral()
+
+    name = "HeunDiscreteScheduler"
+    yield from every(name, {"steps_offset": 1})
+    yield from run(name, one, 1)
+    yield from run(name, SD, 2, 20)
+    for extra in (karras, exponential, beta, cosine, {"clip_sample": True, "clip_sample_range": 0.5},
+                 {"clip_sample": True, "prediction_type": "v_prediction"}):
+        yield from run(name, {**SD, **extra}, 8)
+    for name in ("KDPM2DiscreteScheduler", "KDPM2AncestralDiscreteScheduler"):
+        yield from every(name, {"steps_offset": 1}, PREDICTIONS[:2])  # diffusers rejects the third
+        yield from run(name, one, 1)
+        yield from run(name, SD, 2, 20)
+        for extra in (karras, exponential, beta, cosine):
+            yield from run(name, {**SD, **extra}, 8)
+    for n in (1, 2, 8, 20):
+        yield two_s_ancestral({**one, "timestep_spacing": "trailing"}, n)
+    for extra in (karras, {"timestep_spacing": "leading", "steps_offset": 1}):
+        yield two_s_ancestral({**SD, **extra}, 8)
+
+    for name in ("LCMScheduler", "TCDScheduler"):
+        for prediction in PREDICTIONS:
+            yield from run(name, {**SD, "prediction_type": prediction}, 4)
+        yield from run(name, SD, 1, 2, 8, 20)
+        yield from run(name, {**SD, "original_inference_steps": 33}, 5)
+    yield from run("LCMScheduler", {**SD, "clip_sample": True, "clip_sample_range": 0.5, "timestep_scaling": 0.01}, 4)
+    for eta in (0.0, 0.5, 1.0):
+        yield from run("TCDScheduler", {**SD, "eta": eta}, 4)
+
+    name = "DEISMultistepScheduler"
+    yield from every(name, {"steps_offset": 1})
+    for order in (1, 2, 3):
+        yield from run(name, {**SD, "solver_order": order}, 1, 2, 8, 20)
+        yield from run(name, {**SD, "solver_order": order, "lower_order_final": False}, 8)
+    for extra in (karras, exponential, beta, cosine):
+        yield from run(name, {**SD, **extra}, 8)
+    deis_flow = {"prediction_type": "flow_prediction", "use_flow_sigmas": True}
+    for order in (2, 3):
+        yield from run(name, {**deis_flow, "flow_shift": 3.0, "solver_order": order}, 1, 9, 20)
+
+    name = "SASolverScheduler"
+    yield from every(name, {"steps_offset": 1})
+    for predictor, corrector in ((1, 1), (1, 2), (2, 1), (2, 2), (3, 2), (2, 4), (4, 4)):
+        orders = {"predictor_order": predictor, "corrector_order": corrector}
+        yield from run(name, {**SD, **orders}, 8, 20)
+        yield from run(name, {**SD, **orders, "algorithm_type": "noise_prediction"}, 8)
+    yield from run(name, {**SD, "lower_order_final": False}, 8)
+    yield from run(name, SD, 1, 2)
+    for extra in (karras, exponential, beta):
+        yield from run(name, {**SD, **extra}, 8)
+    for prediction in PREDICTIONS[1:]:
+        yield from run(name, {**SD, "algorithm_type": "noise_prediction", "prediction_type": prediction}, 5)
+    yield from run(name, {**deis_flow, "flow_shift": 3.0}, 1, 9, 20)
+
+    for name in ("FlowMatchHeunDiscreteScheduler", "FlowMatchLCMScheduler"):
+        for shift in (1.0, 3.0):
+            yield from run(name, {"shift": shift}, 1, 4, 20)
+    for extra in (karras, exponential, beta, {"shift_terminal": 0.1}):
+        yield from run("FlowMatchLCMScheduler", {"shift": 3.0, **extra}, 8)
 
     name = "FlowMatchEulerDiscreteScheduler"
     for shift in (1.0, 3.0, 5.0):
@@ -174,15 +369,15 @@ def runs():
     yield from run(name, {"shift": 3.0, "shift_terminal": 0.1}, 8)
     yield from run(name, {"shift": 3.0, "invert_sigmas": True}, 6)
     yield from run(name, {"shift": 3.0, "stochastic_sampling": True}, 6)
-    for more in (karras, exponential):
-        yield from run(name, {"shift": 3.0, **more}, 8)
+    for extra in (karras, exponential, beta):
+        yield from run(name, {"shift": 3.0, **extra}, 8)
 
     name = "LMSDiscreteScheduler"
     yield from every(name, {"steps_offset": 1})
     yield from run(name, one, 1)
     yield from run(name, SD, 2, 20)
-    for more in (karras, exponential, cosine):
-        yield from run(name, {**SD, **more}, 8)
+    for extra in (karras, exponential, beta, cosine):
+        yield from run(name, {**SD, **extra}, 8)
 
     name = "DDIMScheduler"
     yield from every(name, {"clip_sample": False})
@@ -208,17 +403,17 @@ def runs():
     yield from every(name, {"steps_offset": 1})
     for order in (1, 2, 3):
         for solver in ("midpoint", "heun") if order == 2 else ("midpoint",):
-            more = {"solver_order": order, "solver_type": solver}
+            extra = {"solver_order": order, "solver_type": solver}
             for algorithm in ("dpmsolver++", "sde-dpmsolver++"):
-                yield from run(name, {**SD, **more, "algorithm_type": algorithm}, 8)
+                yield from run(name, {**SD, **extra, "algorithm_type": algorithm}, 8)
             for algorithm in ("dpmsolver", "sde-dpmsolver")[: 1 if order == 3 else 2]:
-                yield from run(name, {**SD, **more, **minimum, "algorithm_type": algorithm}, 8)
-            yield from run(name, {**SD, **more, **minimum, "lower_order_final": False}, 5)
+                yield from run(name, {**SD, **extra, **minimum, "algorithm_type": algorithm}, 8)
+            yield from run(name, {**SD, **extra, **minimum, "lower_order_final": False}, 5)
     for prediction in PREDICTIONS[1:]:
         yield from run(name, {**SD, **minimum, "algorithm_type": "dpmsolver", "prediction_type": prediction}, 5)
     yield from run(name, {**SD, "solver_order": 3}, 1, 2, 20)
-    for more in (karras, {"use_lu_lambdas": True}, exponential, {"euler_at_final": True, **minimum}, cosine):
-        yield from run(name, {**SD, **more}, 8)
+    for extra in (karras, {"use_lu_lambdas": True}, exponential, beta, {"euler_at_final": True, **minimum}, cosine):
+        yield from run(name, {**SD, **extra}, 8)
     yield from run(name, {**SD, **karras, **minimum, "solver_order": 3, "timestep_spacing": "leading"}, 20)
     for spacing in SPACINGS:
         yield from run(name, {**cosine, **karras, "timestep_spacing": spacing, "lambda_min_clipped": -5.1}, 8)
@@ -231,16 +426,16 @@ def runs():
     yield from every(name, {"steps_offset": 1})
     for order in (1, 2, 3):
         for solver in ("bh1", "bh2"):
-            more = {"solver_order": order, "solver_type": solver}
-            # diffusers' bh1 steps to no noise with infinity times zero.
-            yield from run(name, {**SD, **more, **(minimum if solver == "bh1" else {})}, 8)
-            yield from run(name, {**SD, **more, **minimum, "predict_x0": False, "lower_order_final": False}, 5)
+            extra = {"solver_order": order, "solver_type": solver}
+            # diffusers' bh1 computes infinity times zero in the step to no noise.
+            yield from run(name, {**SD, **extra, **(minimum if solver == "bh1" else {})}, 8)
+            yield from run(name, {**SD, **extra, **minimum, "predict_x0": False, "lower_order_final": False}, 5)
     for prediction in PREDICTIONS[1:]:
         yield from run(name, {**SD, **minimum, "predict_x0": False, "prediction_type": prediction}, 5)
     yield from run(name, {**SD, "solver_order": 3}, 1, 2, 20)
     yield from run(name, {**SD, "solver_order": 3, "disable_corrector": [0, 2, 3]}, 8)
-    for more in (karras, exponential, minimum, cosine, {**karras, **minimum, "sigma_min": 0.1, "sigma_max": 10.0}):
-        yield from run(name, {**SD, **more}, 8)
+    for extra in (karras, exponential, beta, minimum, cosine, {**karras, **minimum, "sigma_min": 0.1, "sigma_max": 10.0}):
+        yield from run(name, {**SD, **extra}, 8)
     for shift, order, steps in ((3.0, 2, 1), (3.0, 2, 6), (5.0, 2, 20), (3.0, 3, 9), (1.0, 1, 9)):
         yield from run(name, {**flow, "flow_shift": shift, "solver_order": order}, steps)
     yield from run(name, {**flow, "flow_shift": 5.0, "shift_terminal": 0.1}, 8)
@@ -267,7 +462,8 @@ def main():
     path = pathlib.Path(__file__).parents[2] / "tests" / "golden" / "schedulers.json"
     written_by = f"tools/golden/schedulers.py, diffusers {diffusers.__version__}, torch {torch.__version__}"
     with open(path, "w") as file:
-        data = {"written_by": written_by, "runs": rounded(recorded), "tables": rounded(tables)}
+        data = {"written_by": written_by, "runs": rounded(recorded), "tables": rounded(tables),
+                "begun": rounded(list(all_begun())), "noisy": rounded([noisy(SD, 8), noisy({**SD, "algorithm_type": "noise_prediction"}, 8)])}
         json.dump(data, file, separators=(",", ":"))
     print(path, path.stat().st_size, "bytes,", len(recorded), "runs")
 

@@ -1,4 +1,4 @@
-"""Prints what scikit-image says of the similarity of two made-up images and videos, for metrics/similarity_test.cc.
+"""Prints scikit-image's similarity of two synthetic images and videos, for metrics/similarity_test.cc.
 
     python tools/golden/similarity.py
 """

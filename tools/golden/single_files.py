@@ -42,7 +42,7 @@ RESNET = [("norm1", "in_layers.0"), ("conv1", "in_layers.2"), ("norm2", "out_lay
 
 
 def block_name(name, layers, attention_up):
-    """Of a UNet or a ControlNet whose levels all have `layers` resnets; attention_up: by block of the way up."""
+    """Names for a UNet or ControlNet whose levels all have `layers` resnets; attention_up: for each up block."""
     fixed = {"conv_in": "input_blocks.0.0", "conv_out": "out.2", "conv_norm_out": "out.0",
              "time_embedding.linear_1": "time_embed.0", "time_embedding.linear_2": "time_embed.2",
              "add_embedding.linear_1": "label_emb.0.0", "add_embedding.linear_2": "label_emb.0.2",
@@ -142,7 +142,7 @@ def table_of(layout, models):
 
 
 def make_sd2(folder):
-    """Configs alone; the tokenizer is that of the tiny Stable Diffusion 1."""
+    """Configs only; the tokenizer is that of the tiny Stable Diffusion 1."""
     words = len(json.loads((GOLDEN / "pipelines/sd/tokenizer/tokenizer.json").read_text())["model"]["vocab"]) \
         if (GOLDEN / "pipelines/sd/tokenizer/tokenizer.json").exists() else None
     tokenizer = CLIPTokenizer.from_pretrained(GOLDEN / "pipelines/sd/tokenizer")

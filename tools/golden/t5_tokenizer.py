@@ -25,7 +25,7 @@ WORDS = """the a of in on with cat cats dog running mountain river photo photogr
 light slowly camera moves through forest city street night rain ein Hund läuft über die Straße schön größer café naïve
 résumé élégant garçon 東京 の 猫 が 走る 今天 天气 很 好 一只 红色 的 苹果 привет мир кошка бежит по улице hello world 1 2 3 10 2024
 3.14 , . ! ? 's " ( ) - photo-realistic 4k 8k → € ½ 안녕 세계 مرحبا नमस्ते""".split()
-# Compositions, a removal, several for one, a beginning of another rule's, and texts of several code points.
+# Compositions, a removal, one to several, a prefix of another rule, and texts with several code points.
 RULES = [("65 301", "e9"), ("41 30a", "c5"), ("41", "61"), ("ff01", "21"), ("2026", "2e 2e 2e"), ("200b", ""),
          ("fb01", "66 69"), ("3000", "20"), ("9", "20"), ("a", "20"), ("aa", "61"), ("76 301", "78 79 7a"), ("1f34e", "2581")]
 
@@ -87,7 +87,7 @@ def make(root):
     rules.unlink()
     dump(root / "flags" / "tokenizer_config.json", {"tokenizer_class": "T5Tokenizer", "extra_ids": 5})
     T5Tokenizer.from_pretrained(root / "flags").save_pretrained(root / "whole")
-    # transformers 4: flags in tokenizer_config.json, and a token that is looked for in normalized text.
+    # transformers 4: flags in tokenizer_config.json, and a token that is matched in normalized text.
     (root / "flags" / "spiece.model").unlink()
     whole = json.loads((root / "whole" / "tokenizer.json").read_text())
     charsmap = whole["normalizer"]

@@ -52,11 +52,11 @@ CASES = {
     "sd_v_snr_bf16": ("sd", "v_prediction", 5.0, "polynomial", 1, 1.0, None,
                       ["prediction_type=v_prediction", "snr_gamma=5.0", "lr_scheduler=polynomial", "lr_power=2",
                        "warmup_steps_fraction=0.17", "weights_dtype=bfloat16"]),
-    # What is predicted is what the folder says.
+    # The prediction type is the folder's.
     "sd2": ("sd2", "v_prediction", None, "constant", 0, 1.0, None,
             ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
 }
-BATCHES = {"sd2": "sd", "dev": "flux", "schnell": "flux", "base": "zimage", "distilled": "flux2"}  # of another folder
+BATCHES = {"sd2": "sd", "dev": "flux", "schnell": "flux", "base": "zimage", "distilled": "flux2"}  # batches of another folder
 # Flow matching; name: (folder, component, shift of the grid of weights or None, words)
 FLOWS = {
     "wan": ("t2v", "transformer", 3.0, ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
@@ -86,47 +86,53 @@ FLUX2S = {
 QWEN_IMAGES = {
     "qwen_image": ("base", ["lr_scheduler=constant", "warmup_steps_fraction=0", "disable_training_weights=true"]),
 }
+# Flow matching with reference images of the sample's size; name: (folder under tests/golden, words)
+EDITS = {
+    "qwen_edit": ("qwenimage_edit/plus", ["lr_scheduler=constant", "warmup_steps_fraction=0",
+                                          "disable_training_weights=true"]),
+    "flux2_edit": ("flux2/distilled", FLUX2S["flux2"][1]),
+}
 SIGMA_MIN = 0.003 / 1.002
 RATE, DECAY = 1e-3, 1e-2
 
 
 def batches(folder, seed):
     generator = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    randn = lambda *shape: torch.randn(*shape, generator=generator)
     out = {}
     for i in range(STEPS):
-        out |= {f"step{i}.latents": draw(BATCH, 4, 8, 8), f"step{i}.noise": draw(BATCH, 4, 8, 8),
+        out |= {f"step{i}.latents": randn(BATCH, 4, 8, 8), f"step{i}.noise": randn(BATCH, 4, 8, 8),
                 f"step{i}.timesteps": torch.randint(0, 1000, (BATCH,), generator=generator, dtype=torch.int32),
-                f"step{i}.encoder_hidden_states": draw(BATCH, 7, 24 if folder == "sdxl" else 16)}
+                f"step{i}.encoder_hidden_states": randn(BATCH, 7, 24 if folder == "sdxl" else 16)}
         if folder == "sdxl":
-            out |= {f"step{i}.text_embeds": draw(BATCH, 16),
+            out |= {f"step{i}.text_embeds": randn(BATCH, 16),
                     f"step{i}.time_ids": torch.tensor([[16.0, 16, 0, 0, 16, 16], [20, 16, 2, 1, 16, 16]])}
     return out
 
 
 def flow_batches(folder, seed):
     generator = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    randn = lambda *shape: torch.randn(*shape, generator=generator)
     out = {}
     for i in range(STEPS):
-        out |= {f"step{i}.latents": draw(BATCH, 4, 2, 4, 4), f"step{i}.noise": draw(BATCH, 4, 2, 4, 4),
+        out |= {f"step{i}.latents": randn(BATCH, 4, 2, 4, 4), f"step{i}.noise": randn(BATCH, 4, 2, 4, 4),
                 f"step{i}.sigmas": SIGMA_MIN + (1 - SIGMA_MIN) * torch.rand(BATCH, generator=generator),
-                # diffusers tells an image's tokens from the text's by this number
-                f"step{i}.encoder_hidden_states": draw(BATCH, 512 if folder == "i2v" else 7, 16)}
+                # diffusers separates image and text tokens at this number
+                f"step{i}.encoder_hidden_states": randn(BATCH, 512 if folder == "i2v" else 7, 16)}
         if folder == "i2v":
-            out |= {f"step{i}.condition": draw(BATCH, 8, 2, 4, 4), f"step{i}.image_embeds": draw(BATCH, 5, 16)}
+            out |= {f"step{i}.condition": randn(BATCH, 8, 2, 4, 4), f"step{i}.image_embeds": randn(BATCH, 5, 16)}
     return out
 
 
 def flux_batches(seed):
     generator = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    randn = lambda *shape: torch.randn(*shape, generator=generator)
     out = {}
     for i in range(STEPS):
-        out |= {f"step{i}.latents": draw(BATCH, 16, 8, 6), f"step{i}.noise": draw(BATCH, 16, 8, 6),
+        out |= {f"step{i}.latents": randn(BATCH, 16, 8, 6), f"step{i}.noise": randn(BATCH, 16, 8, 6),
                 f"step{i}.timesteps": 1000 * torch.rand(BATCH, generator=generator),
-                f"step{i}.encoder_hidden_states": draw(BATCH, 7, 12),
-                f"step{i}.pooled_projections": draw(BATCH, 16)}
+                f"step{i}.encoder_hidden_states": randn(BATCH, 7, 12),
+                f"step{i}.pooled_projections": randn(BATCH, 16)}
     return out
 
 
@@ -135,7 +141,7 @@ def pack(x):
 
 
 def flow_steps(model, data, dtype, loss_of):
-    """Six steps on all weights by loss_of(batch, latents, noise, noisy latents, time from 0 to 1)."""
+    """Six steps on all weights with loss_of(batch, latents, noise, noisy latents, time in [0, 1])."""
     model = model.to(dtype).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.999), eps=1e-8, weight_decay=DECAY)
     log = {"loss": [], "grad_norm": [], "learning_rate": []}
@@ -147,7 +153,7 @@ def flow_steps(model, data, dtype, loss_of):
         with kept_precision():
             loss = loss_of(b, latents, eps, x, t)
         loss.backward()
-        for p in model.parameters():  # weights that nothing reads decay too
+        for p in model.parameters():  # unused weights decay too
             p.grad = torch.zeros_like(p) if p.grad is None else p.grad
         log["loss"].append(loss.item())
         log["grad_norm"].append(torch.stack([p.grad.norm() for p in model.parameters()]).norm().item())
@@ -159,12 +165,12 @@ def flow_steps(model, data, dtype, loss_of):
 
 def flux2_batches(seed):
     generator = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    randn = lambda *shape: torch.randn(*shape, generator=generator)
     out = {}
     for i in range(STEPS):
-        out |= {f"step{i}.latents": draw(BATCH, 16, 5, 3), f"step{i}.noise": draw(BATCH, 16, 5, 3),
+        out |= {f"step{i}.latents": randn(BATCH, 16, 5, 3), f"step{i}.noise": randn(BATCH, 16, 5, 3),
                 f"step{i}.timesteps": 1000 * torch.rand(BATCH, generator=generator),
-                f"step{i}.encoder_hidden_states": draw(BATCH, 7, 24)}
+                f"step{i}.encoder_hidden_states": randn(BATCH, 7, 24)}
     return out
 
 
@@ -193,6 +199,39 @@ def train_flux2(case, data, dtype):
     return log, {k: p.detach().float() for k, p in model.named_parameters()}
 
 
+def with_references(data, seed):
+    """Two reference images for each sample."""
+    generator = torch.Generator().manual_seed(seed)
+    return data | {k.replace("latents", f"reference_{n}"): torch.randn(v.shape, generator=generator)
+                   for n in range(2) for k, v in data.items() if k.endswith(".latents")}
+
+
+def train_edit(case, data, dtype):
+    """The losses of qwen_image and of flux2 with tokens of reference images after the sample's, excluded from the loss:
+    as in examples/dreambooth/train_dreambooth_lora_flux2_klein_img2img.py, without weighting, on all weights."""
+    kind = Flux2Transformer2DModel if case == "flux2_edit" else QwenImageTransformer2DModel
+    model = kind.from_pretrained(GOLDEN / EDITS[case][0] / "transformer")
+
+    def loss_of(b, latents, eps, x, t):
+        references, texts = [b["reference_0"], b["reference_1"]], b["encoder_hidden_states"]
+        if case == "flux2_edit":
+            packed = Flux2KleinPipeline._pack_latents
+            places = Flux2KleinPipeline._prepare_image_ids([r[:1] for r in references]).expand(BATCH, -1, -1)
+            out = model(hidden_states=torch.cat([packed(v) for v in (x, *references)], 1), timestep=t,
+                        encoder_hidden_states=texts, txt_ids=Flux2KleinPipeline._prepare_text_ids(texts),
+                        img_ids=torch.cat([Flux2KleinPipeline._prepare_latent_ids(latents), places], 1),
+                        return_dict=False)[0]
+        else:
+            packed = pack
+            mask = torch.arange(texts.shape[1])[None] < b["prompt_lengths"][:, None]
+            shapes = [[(1, latents.shape[2] // 2, latents.shape[3] // 2)] * 3] * BATCH
+            out = model(torch.cat([packed(v) for v in (x, *references)], 1), texts, mask, t, shapes).sample
+        wanted = packed(eps - latents)
+        return ((wanted - out[:, :wanted.shape[1]]) ** 2).mean()
+
+    return flow_steps(model, data, dtype, loss_of)
+
+
 def train_flux(case, data, dtype):
     folder, guidance, _ = FLUXES[case]
     model = FluxTransformer2DModel.from_pretrained(GOLDEN / "flux" / folder / "transformer")
@@ -200,8 +239,8 @@ def train_flux(case, data, dtype):
     def loss_of(b, latents, eps, x, t):
         height, width = latents.shape[2:]
         places = FluxPipeline._prepare_latent_image_ids(BATCH, height // 2, width // 2, "cpu", dtype)
-        told = None if guidance is None else torch.full((BATCH,), guidance, dtype=dtype)
-        out = model(hidden_states=pack(x), timestep=t, guidance=told, pooled_projections=b["pooled_projections"],
+        embedded_guidance = None if guidance is None else torch.full((BATCH,), guidance, dtype=dtype)
+        out = model(hidden_states=pack(x), timestep=t, guidance=embedded_guidance, pooled_projections=b["pooled_projections"],
                     encoder_hidden_states=b["encoder_hidden_states"], img_ids=places,
                     txt_ids=torch.zeros(b["encoder_hidden_states"].shape[1], 3, dtype=dtype)).sample
         return ((pack(eps - latents) - out) ** 2).mean()
@@ -211,12 +250,12 @@ def train_flux(case, data, dtype):
 
 def z_image_batches(seed):
     generator = torch.Generator().manual_seed(seed)
-    draw = lambda *shape: torch.randn(*shape, generator=generator)
+    randn = lambda *shape: torch.randn(*shape, generator=generator)
     out = {}
     for i in range(STEPS):
-        out |= {f"step{i}.latents": draw(BATCH, 16, 8, 6), f"step{i}.noise": draw(BATCH, 16, 8, 6),
+        out |= {f"step{i}.latents": randn(BATCH, 16, 8, 6), f"step{i}.noise": randn(BATCH, 16, 8, 6),
                 f"step{i}.timesteps": 1000 * torch.rand(BATCH, generator=generator),
-                f"step{i}.encoder_hidden_states": draw(BATCH, 64, 16),
+                f"step{i}.encoder_hidden_states": randn(BATCH, 64, 16),
                 f"step{i}.prompt_lengths": torch.tensor([5 + 7 * i, 32 - i], dtype=torch.int32)}
     return out
 
@@ -249,7 +288,7 @@ def train_qwen_image(case, data, dtype):
 
 
 def bell(shift, dtype):
-    """Times of the shifted grid and their weights, of mean 1 and minimum 0."""
+    """Timesteps of the shifted grid and their weights, with mean 1 and minimum 0."""
     u = torch.linspace(1, SIGMA_MIN, 1000, dtype=torch.float64)
     t = 1000 * shift * u / (1 + (shift - 1) * u)
     y = torch.exp(-2 * ((t - 500) / 1000) ** 2)
@@ -298,6 +337,8 @@ def train(case, data, dtype, disturbed=None):
         return train_z_image(case, data, dtype)
     if case in QWEN_IMAGES:
         return train_qwen_image(case, data, dtype)
+    if case in EDITS:
+        return train_edit(case, data, dtype)
     folder, prediction, gamma, schedule, warmup, by_norm, by_value, words = CASES[case]
     unet = UNet2DConditionModel.from_pretrained(GOLDEN / "pipelines" / folder / "unet").to(dtype).train()
     noise = DDPMScheduler.from_pretrained(GOLDEN / "pipelines" / folder / "scheduler", prediction_type=prediction)
@@ -359,21 +400,22 @@ def main():
     diffusers.logging.set_verbosity_error()
     ROOT.mkdir(parents=True, exist_ok=True)
     chosen = sys.argv[1:]
-    golden, kept = {}, {}
+    golden, weights_of_steps = {}, {}
     if chosen:
         data = {f: load_file(ROOT / f"batches_{f}.safetensors")
-                for f in ("sd", "sdxl", "t2v", "a14b", "i2v", "flux", "zimage", "flux2")}
+                for f in ("sd", "sdxl", "t2v", "a14b", "i2v", "flux", "zimage", "flux2", "qwen_edit", "flux2_edit")}
         golden = json.loads((ROOT / "golden.json").read_text())
-        kept = {k: v for k, v in load_file(ROOT / "golden.safetensors").items() if k.split(".")[0] not in chosen}
+        weights_of_steps = {k: v for k, v in load_file(ROOT / "golden.safetensors").items() if k.split(".")[0] not in chosen}
     else:
         data = {f: batches(f, seed) for f, seed in (("sd", 1), ("sdxl", 2))}
         data |= {f: flow_batches(f, seed) for f, seed in (("t2v", 3), ("a14b", 4), ("i2v", 5))}
         data |= {"flux": flux_batches(6), "zimage": z_image_batches(7), "flux2": flux2_batches(8)}
+        data |= {"qwen_edit": with_references(z_image_batches(9), 10), "flux2_edit": with_references(flux2_batches(11), 12)}
         for folder, arrays in data.items():
             save_file(arrays, ROOT / f"batches_{folder}.safetensors")
-    for case in chosen or [*CASES, *FLOWS, *FLUXES, *Z_IMAGES, *FLUX2S, *QWEN_IMAGES]:
-        folder, *_, words = (CASES | FLOWS | FLUXES | Z_IMAGES | FLUX2S | QWEN_IMAGES)[case]
-        batch = BATCHES.get(folder, folder)
+    for case in chosen or [*CASES, *FLOWS, *FLUXES, *Z_IMAGES, *FLUX2S, *QWEN_IMAGES, *EDITS]:
+        folder, *_, words = (CASES | FLOWS | FLUXES | Z_IMAGES | FLUX2S | QWEN_IMAGES | EDITS)[case]
+        batch = case if case in EDITS else BATCHES.get(folder, folder)
         log, weights = train(case, data[batch], torch.float32)
         others = [train(case, data[batch], torch.float64)]
         if "weights_dtype=bfloat16" in words:
@@ -386,13 +428,14 @@ def main():
             "folder": "zimage/" + folder, "component": "transformer"} if case in Z_IMAGES else {
             "folder": "flux2/" + folder, "component": "transformer"} if case in FLUX2S else {
             "folder": "qwenimage/" + folder, "component": "transformer"} if case in QWEN_IMAGES else {
+            "folder": folder, "component": "transformer"} if case in EDITS else {
             "folder": "pipelines/" + folder, "component": "unet"}
         golden[case] = {**place, "batches": batch, "words": words, **log, "noise_floor": {"metrics": relative, "weights": distance}}
         names = sorted((k for k in weights if weights[k].numel() < 1 << 16), key=lambda k: weights[k].numel())
-        kept |= {f"{case}.{k}": weights[k].contiguous() for k in names[:: max(1, len(names) // 16)]}
+        weights_of_steps |= {f"{case}.{k}": weights[k].contiguous() for k in names[:: max(1, len(names) // 16)]}
         print(case, log["loss"], f"noise floor of metrics {relative:.2g}, of weights {distance:.2g}")
     (ROOT / "golden.json").write_text(json.dumps(golden, indent=1) + "\n")
-    save_file(kept, ROOT / "golden.safetensors")
+    save_file(weights_of_steps, ROOT / "golden.safetensors")
 
 
 if __name__ == "__main__":

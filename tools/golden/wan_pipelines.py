@@ -58,18 +58,18 @@ def randomize(model, generator):
     return model.eval()
 
 
-def transformer(generator, channels, **more):
+def transformer(generator, channels, **extra):
     return randomize(WanTransformer3DModel(
-        num_attention_heads=2, attention_head_dim=12, in_channels=channels, out_channels=more.pop("out", 4), text_dim=16,
-        freq_dim=16, ffn_dim=32, num_layers=2, rope_max_seq_len=32, **more), generator)
+        num_attention_heads=2, attention_head_dim=12, in_channels=channels, out_channels=extra.pop("out", 4), text_dim=16,
+        freq_dim=16, ffn_dim=32, num_layers=2, rope_max_seq_len=32, **extra), generator)
 
 
-def vae(generator, **more):
-    channels = more.get("z_dim", 4)
+def vae(generator, **extra):
+    channels = extra.get("z_dim", 4)
     return randomize(AutoencoderKLWan(**(dict(
         base_dim=4, z_dim=4, dim_mult=[1, 1, 2, 2], num_res_blocks=1, temperal_downsample=[False, True, True],
         latents_mean=[0.1 * i - 0.2 for i in range(channels)],
-        latents_std=[1.0 + 0.25 * i for i in range(channels)]) | more)), generator)
+        latents_std=[1.0 + 0.25 * i for i in range(channels)]) | extra)), generator)
 
 
 def encoder(generator):
@@ -108,9 +108,9 @@ def make(generator):
     }
 
 
-# name: (folder, class of the scheduler, arguments of the pipeline, video too)
+# name: (folder, class of the scheduler, arguments of the pipeline, whether the video is decoded)
 NEGATIVE = dict(negative_prompt="grey")
-LONG = dict(max_sequence_length=512)  # diffusers tells an image's tokens from the text's by this number
+LONG = dict(max_sequence_length=512)  # diffusers separates image and text tokens at this number
 FIRST, BOTH = dict(NEGATIVE, image="image"), dict(NEGATIVE, image="image", last_image="last_image")
 CASES = {
     "t2v_unipc": ("t2v", None, NEGATIVE, True),
@@ -129,7 +129,7 @@ CASES = {
 }
 
 
-# Of LoRA: name: (folder, [(file, scale, component)], the case whose latents it must give or None)
+# LoRA cases; name: (folder, [(file, scale, component)], the case with equal latents or None)
 LORAS = {
     "t2v_lora": ("t2v", [("diffusers", 0.8, "transformer")], None),
     "t2v_lora_comfyui": ("t2v", [("comfyui", 0.8, "transformer")], "t2v_lora"),
@@ -152,8 +152,8 @@ ORIGINAL = {f"blocks.{i}.{a}": f"blocks.{i}.{b}" for i in range(2) for a, b in (
     ("ffn.net.0.proj", "ffn.0"), ("ffn.net.2", "ffn.2"))}
 RANK, ALPHA = 2, 1.0
 
-# Of caches between steps: name: (folder, key of the cache, its other keys, arguments). What they do is written here
-# once more, around diffusers' pipelines, since diffusers has none of them.
+# Step caches; name: (folder, key of the cache, its other keys, arguments). The caches are implemented here around
+# diffusers' pipelines, because diffusers does not have them.
 RATIOS = [1.0, 1.0, 1.01, 0.99, 0.97, 0.98, 0.96, 1.03, 0.99, 1.0, 0.95, 0.94, 0.97, 0.98, 1.01, 0.99]
 CACHES = {
     "t2v_cfg_cache": ("t2v", "use_cfg_cache", {}, dict(num_inference_steps=9, height=64, width=112)),
@@ -164,13 +164,13 @@ CACHES = {
                                                    retention_ratio=0.25), dict(num_inference_steps=13)),
     "a14b_sen_cache": ("a14b", "use_sen_cache", {}, dict(num_inference_steps=40)),
 }
-CASES |= {case: (folder, None, NEGATIVE | more if folder == "t2v" else
-                 dict(NEGATIVE, guidance_scale=4.0, guidance_scale_2=3.0) | more, False)
-          for case, (folder, _, _, more) in CACHES.items()}
+CASES |= {case: (folder, None, NEGATIVE | extra if folder == "t2v" else
+                 dict(NEGATIVE, guidance_scale=4.0, guidance_scale_2=3.0) | extra, False)
+          for case, (folder, _, _, extra) in CACHES.items()}
 
 
 def grid(shape, generator, size=1.0):
-    """Numbers that bf16 and f16 hold, and whose short products f32 holds."""
+    """Numbers that are exact in bf16 and f16, and whose products with few terms are exact in f32."""
     return torch.randint(-32, 33, shape, generator=generator).float() / 32 * size
 
 
@@ -184,7 +184,7 @@ def matrices(model, names, generator):
 
 
 def lora_files(model):
-    """File → (tensors, metadata), of random numbers of their own."""
+    """File → (tensors, metadata), with independent random numbers."""
     generator = torch.Generator().manual_seed(12)
     blocks = matrices(model, ORIGINAL, generator)
     low = matrices(model, [n for n in ORIGINAL if "attn1" in n], generator)
@@ -236,7 +236,7 @@ def lora_files(model):
     }
 
 
-# The parameters that lora_files()["differences"] is for.
+# The parameters that lora_files()["differences"] changes.
 DIFFERENCES = {
     "head.head.diff": "proj_out.weight", "head.head.diff_b": "proj_out.bias", "head.diff_m": "scale_shift_table",
     "patch_embedding.diff": "patch_embedding.weight", "patch_embedding.diff_b": "patch_embedding.bias",
@@ -283,12 +283,12 @@ def adapted(pipe, case):
     scales = {}
     for i, (file, scale, component) in enumerate(LORAS[case][1]):
         path = ROOT / "lora" / f"{file}.safetensors"
-        given = dict(weight_name=path.name, pretrained_model_name_or_path_or_dict=path.parent)
+        source = dict(weight_name=path.name, pretrained_model_name_or_path_or_dict=path.parent)
         if file in ("peft", "named_low"):  # of which diffusers reads the tensors by its own name
-            given = dict(pretrained_model_name_or_path_or_dict={
+            source = dict(pretrained_model_name_or_path_or_dict={
                 "transformer." + k.removeprefix("base_model.model.").removeprefix("transformer_2."): v
                 for k, v in load_file(path).items()})
-        pipe.load_lora_weights(**given, adapter_name=f"a{i}", load_into_transformer_2=component == "transformer_2")
+        pipe.load_lora_weights(**source, adapter_name=f"a{i}", load_into_transformer_2=component == "transformer_2")
         scales.setdefault(component, {})[f"a{i}"] = scale
     for component, chosen in scales.items():
         getattr(pipe, component).set_adapters(list(chosen), list(chosen.values()))
@@ -300,14 +300,14 @@ def adapted(pipe, case):
 
 
 class Cached:
-    """In a pipeline's place of transformers: forward of both, of which some steps reuse what earlier ones gave."""
+    """Replaces a pipeline's transformers: runs both, and reuses earlier results in some steps."""
 
     def __init__(self, pipe, case, steps, height):
         _, self.key, self.options, _ = CACHES[case]
         self.pipe, self.steps, self.height = pipe, steps, height
         self.models = [m for m in (pipe.transformer, pipe.transformer_2) if m is not None]
         self.forwards = [m.forward for m in self.models]
-        self.calls, self.kept, self.reused, self.active = 0, {}, [], None
+        self.calls, self.cached, self.reused, self.active = 0, {}, [], None
         for i, model in enumerate(self.models):
             model.forward = lambda i=i, **a: self.forward(i, **a)
 
@@ -318,11 +318,11 @@ class Cached:
     def forward(self, which, hidden_states, timestep, **a):
         step, conditioned = divmod(self.calls, 2)
         self.calls += 1
-        if conditioned == 0:  # the pipeline asks for the prompt's prediction first
+        if conditioned == 0:  # the pipeline computes the prompt's prediction first
             first = self.active != which
             if first:
                 self.active, self.since = which, step
-                self.kept, self.ratio, self.error, self.count = {}, [1, 1], [0, 0], 0
+                self.cached, self.ratio, self.error, self.count = {}, [1, 1], [0, 0], 0
             self.now = self.decide(which, step, first, hidden_states, timestep)
             self.reused.append(self.now)
         run = lambda: self.forwards[which](hidden_states=hidden_states, timestep=timestep, **a)
@@ -369,7 +369,7 @@ class Cached:
     def use_cfg_cache(self, which, step, conditioned, run):
         if not self.now:
             out = run()
-            self.kept[conditioned] = out[0]
+            self.cached[conditioned] = out[0]
             return out
         if conditioned == 0:
             self.positive = run()
@@ -382,7 +382,7 @@ class Cached:
         low[h - rows + 1:, :columns] = True
         early = which == 0 and (len(self.models) == 2 or step < self.steps // 2)
         weight = torch.where(low, 1.2 if early else 1.0, 1.0 if early else 1.2)
-        change = (t(self.kept[1]) - t(self.kept[0])) * weight
+        change = (t(self.cached[1]) - t(self.cached[0])) * weight
         return (torch.fft.irfft2(t(self.positive[0]) + change, s=(h, w), dim=(-2, -1)),)
 
     def use_magcache(self, which, step, conditioned, run):
@@ -393,9 +393,9 @@ class Cached:
         try:
             if not self.now:
                 out = run()
-                self.kept[conditioned] = seen["end"] - seen["start"]
+                self.cached[conditioned] = seen["end"] - seen["start"]
                 return out
-            residual = self.kept[conditioned]
+            residual = self.cached[conditioned]
             handles.append(blocks[-1].register_forward_hook(lambda m, a, out: seen["start"] + residual))
             return run()
         finally:
@@ -404,8 +404,8 @@ class Cached:
 
     def use_sen_cache(self, which, step, conditioned, run):
         if not self.now:
-            self.kept[conditioned] = run()
-        return self.kept[conditioned]
+            self.cached[conditioned] = run()
+        return self.cached[conditioned]
 
 
 def cache_words(case):
@@ -430,7 +430,7 @@ def same_as(case):
     return LORAS[case][2] or case if case in LORAS else case
 
 
-def run(pipes, case, dtype, pictures):
+def run(pipes, case, dtype, images):
     folder, kind, arguments, video = CASES[case]
     a = dict(dict(prompt="a red heart", num_inference_steps=8, guidance_scale=5.0, height=32, width=32, num_frames=5,
                   max_sequence_length=LENGTH), **arguments)
@@ -448,7 +448,7 @@ def run(pipes, case, dtype, pictures):
         pipe.register_to_config(boundary_ratio=ratio)
     for key in ("image", "last_image"):
         if key in a:
-            a[key] = Image.fromarray(pictures[key]).resize((a["width"], a["height"]), Image.LANCZOS)
+            a[key] = Image.fromarray(images[key]).resize((a["width"], a["height"]), Image.LANCZOS)
     count = len(a["prompt"]) if isinstance(a["prompt"], list) else 1
     z, down = pipe.vae.config.z_dim, pipe.vae.config.scale_factor_spatial
     noise = torch.randn(count, z, (a["num_frames"] - 1) // 4 + 1, a["height"] // down, a["width"] // down,
@@ -482,8 +482,8 @@ def words_of(case):
     if kind:
         words.append("diffusion_scheduler_config=" + json.dumps({"_class_name": kind}))
     words += lora_words(case) if case in LORAS else cache_words(case) if case in CACHES else []
-    more = {"same_as": same_as(case)} if same_as(case) != case else {}
-    return {"name": case, "folder": folder, "control": False, "words": words} | more
+    extra = {"same_as": same_as(case)} if same_as(case) != case else {}
+    return {"name": case, "folder": folder, "control": False, "words": words} | extra
 
 
 def main():
@@ -492,9 +492,9 @@ def main():
     chosen = sys.argv[1:] or list(CASES)
     generator = torch.Generator().manual_seed(11)
     pipes = make(generator)
-    pictures = {key: torch.randint(0, 256, (32, 32, 3), generator=generator, dtype=torch.uint8).numpy()
+    images = {key: torch.randint(0, 256, (32, 32, 3), generator=generator, dtype=torch.uint8).numpy()
                 for key in ("image", "last_image")}
-    arrays, metadata = {k: torch.from_numpy(v) for k, v in pictures.items()}, {"diffusers": diffusers.__version__}
+    arrays, metadata = {k: torch.from_numpy(v) for k, v in images.items()}, {"diffusers": diffusers.__version__}
     if sys.argv[1:]:
         with safe_open(ROOT / "golden.safetensors", "pt") as file:
             metadata = file.metadata()
@@ -505,12 +505,12 @@ def main():
         for name, pipe in pipes.items():
             save(pipe, ROOT / name)
     (ROOT / "lora").mkdir(exist_ok=True)
-    for name, (tensors, more) in lora_files(pipes["t2v"].transformer).items():
+    for name, (tensors, extra) in lora_files(pipes["t2v"].transformer).items():
         save_file({k: v.contiguous() if k.endswith("alpha") else v.to(torch.bfloat16).contiguous()
-                   for k, v in tensors.items()}, ROOT / "lora" / f"{name}.safetensors", metadata=more or None)
+                   for k, v in tensors.items()}, ROOT / "lora" / f"{name}.safetensors", metadata=extra or None)
     for case in chosen:
-        narrow = run(pipes, case, torch.float32, pictures)
-        wide = run(pipes, case, torch.float64, pictures)
+        narrow = run(pipes, case, torch.float32, images)
+        wide = run(pipes, case, torch.float64, images)
         floor = ((narrow["latents"] - wide["latents"]).norm() / wide["latents"].norm()).item()
         if same_as(case) != case:
             off = ((narrow["latents"] - arrays[f"{same_as(case)}.latents"]).norm() / wide["latents"].norm()).item()

@@ -66,15 +66,15 @@ def make(generator):
 
 
 LONG = "a red heart on a blue car beside 3 rivers, cinematic light, " * 4
-# name: (arguments of the pipeline, turbo, pictures too)
+# name: (arguments of the pipeline, turbo, whether images are decoded)
 CASES = {
     "zimage": (dict(guidance_scale=4.0), False, True),
     "zimage_negative": (dict(negative_prompt="grey, 灰色", guidance_scale=0.5), False, False),
     "zimage_normalized": (dict(guidance_scale=5.0, cfg_normalization=True), False, False),
     "zimage_truncated": (dict(guidance_scale=5.0, cfg_truncation=0.5, num_inference_steps=8), False, False),
-    # Texts of different lengths, two pictures each; more columns than rows.
+    # Texts of different lengths, two images each; more columns than rows.
     "zimage_batch": (dict(prompt=["red heart", LONG], num_images_per_prompt=2, width=48, guidance_scale=3.0), False, False),
-    # A text that is cut, at a number of tokens that 32 does not divide.
+    # A text that is truncated at a number of tokens that 32 does not divide.
     "zimage_cut": (dict(prompt=LONG, max_sequence_length=40, guidance_scale=2.0), False, False),
     "turbo": (dict(guidance_scale=0.0, num_inference_steps=8), True, True),
     "turbo_batch": (dict(guidance_scale=0.0, prompt=["", "blue"], height=52), True, False),
@@ -86,7 +86,7 @@ def arguments(case):
 
 
 def run(pipe, case, dtype):
-    _, turbo, pictures = CASES[case]
+    _, turbo, decodes = CASES[case]
     a = arguments(case)
     pipe.to(dtype)
     pipe.scheduler = FlowMatchEulerDiscreteScheduler.from_config(pipe.scheduler.config, shift=TURBO_SHIFT if turbo else SHIFT)
@@ -98,7 +98,7 @@ def run(pipe, case, dtype):
     copied = lambda: {k: list(v) if isinstance(v, list) else v for k, v in a.items()}  # the pipeline changes the list
     with kept_precision():
         out["latents"] = pipe(**copied(), latents=noise, output_type="latent").images.float()
-        if pictures:
+        if decodes:
             out["images"] = pipe(**copied(), latents=noise, output_type="pt").images.movedim(1, -1).float()
     return out
 

@@ -30,14 +30,14 @@ void AspectBucketOrder::plan(int64_t epoch) {
   planned_ = epoch;
 }
 
-AspectBucketOrder::Taken AspectBucketOrder::next() {
+AspectBucketOrder::Choice AspectBucketOrder::next() {
   for (plan(at_.epoch); at_.index == static_cast<int64_t>(batches_.size()) * batch_; plan(at_.epoch))
     at_ = {.epoch = at_.epoch + 1};
   const auto [bucket, number] = batches_[static_cast<size_t>(at_.index / batch_)];
   at_.index += batch_;
   const int64_t count = counts_[bucket];
   const uint64_t seed = mix(config_.seed) ^ static_cast<uint64_t>(bucket + 1);
-  Taken out{bucket, {}};
+  Choice out{bucket, {}};
   for (int64_t row : mine_) {
     const int64_t s = number * batch_ + row, epoch = s / count, i = s % count;
     std::vector<int64_t>& order = orders_[{bucket, epoch}];
@@ -67,8 +67,8 @@ std::unique_ptr<Dataset> examples_in_aspect_buckets(std::vector<std::shared_ptr<
               const StreamConfig& config)
         : buckets_(std::move(buckets)), order_(counts, batch, config) {}
     Batch next() override {
-      const AspectBucketOrder::Taken taken = order_.next();
-      return batch_of(*buckets_[taken.bucket], taken.samples);
+      const AspectBucketOrder::Choice choice = order_.next();
+      return batch_of(*buckets_[choice.bucket], choice.samples);
     }
     Position position() const override { return order_.position(); }
     void seek(Position p) override { order_.seek(p); }
@@ -96,7 +96,7 @@ void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<i
     const std::string bucket = "bucket " + to_string(sizes[i]);
     log_info("{}: {} {}", bucket, images[i], sizes[i].frames > 1 ? "clips" : "images");
     if (images[i] < batch)
-      log_warning("{}: {} samples are fewer than a batch of {}: it gives one every {:.3g} epochs, with repeats", bucket,
+      log_warning("{}: {} samples, fewer than a batch of {}: one batch every {:.3g} epochs, with repeats", bucket,
                   images[i], batch, static_cast<double>(batch) / static_cast<double>(images[i]));
   }
 }

@@ -1,4 +1,4 @@
-// Batches of one bucket each: which samples make which batch, in an order that can be saved and continued.
+// Batches of one bucket each: which samples are in which batch, in an order whose position can be saved and restored.
 #pragma once
 
 #include <cstdint>
@@ -13,21 +13,21 @@
 
 namespace md {
 
-/// Every bucket's samples come once in each of its epochs, shuffled by (seed, bucket, epoch); its batches
-/// take them one after the other and continue into its next epoch. So all batches are full, none is left over, every
-/// sample comes equally often, and a bucket smaller than a batch has one only every few epochs. An epoch is the batches
-/// that all buckets have filled by its end, shuffled by (seed, epoch). Several processes take the same
-/// bucket at the same time, each its rows of the batch.
+/// Each bucket has its own epochs: every sample once per epoch, shuffled by (seed, bucket, epoch). A batch takes a
+/// bucket's next samples and continues into the bucket's next epoch. So all batches are full, no sample is dropped,
+/// every sample occurs equally often, and a bucket smaller than a batch yields one only every few epochs. An epoch
+/// consists of the batches that all buckets have filled by its end, shuffled by (seed, epoch). Several processes use
+/// the same bucket at the same time; each takes its rows of the batch.
 class AspectBucketOrder {
  public:
-  /// `counts`: samples of each bucket. `batch`: samples of all processes in a batch.
+  /// `counts`: number of samples of each bucket. `batch`: rows of all processes in a batch.
   AspectBucketOrder(std::vector<int64_t> counts, int64_t batch, const StreamConfig& config);
 
-  struct Taken {
+  struct Choice {
     size_t bucket = 0;
-    std::vector<ExampleRef> samples;  // by number in the bucket
+    std::vector<ExampleRef> samples;  // numbered within the bucket
   };
-  Taken next();
+  Choice next();
   /// Counts the samples of all processes; every process has the same position.
   Position position() const { return at_; }
   /// Throws io for a position that these buckets cannot have.
@@ -39,18 +39,18 @@ class AspectBucketOrder {
   std::vector<int64_t> counts_;
   int64_t batch_;
   StreamConfig config_;
-  std::vector<int64_t> mine_;  // rows of a batch
+  std::vector<int64_t> mine_;  // this process's rows of a batch
   Position at_;
-  int64_t planned_ = -1;                                               // the epoch of what follows
+  int64_t planned_ = -1;                                               // the epoch of batches_
   std::vector<std::pair<size_t, int64_t>> batches_;                    // bucket, number of the batch since epoch 0
   std::map<std::pair<size_t, int64_t>, std::vector<int64_t>> orders_;  // of bucket and epoch
 };
 
-/// Samples of each bucket; `batch` and positions as above. All buckets have the same fields, of shapes that differ only
-/// in the sizes of images.
+/// Batches of the samples of each bucket; `batch` and positions as in AspectBucketOrder. All buckets have the same
+/// fields; shapes differ only in the sizes of images.
 std::unique_ptr<Dataset> examples_in_aspect_buckets(std::vector<std::shared_ptr<const Examples>> buckets, int64_t batch,
                                                     const StreamConfig& config);
-/// The same of examples_in_memory.
+/// Like the above for examples_in_memory.
 std::unique_ptr<Dataset> in_aspect_buckets(std::vector<Batch> buckets, int64_t batch, const StreamConfig& config);
 
 /// Logs a line per bucket, and a warning for one whose samples do not fill a batch. `batch`: samples of all processes.

@@ -12,14 +12,14 @@ namespace {
 
 struct Seen {
   size_t bucket;
-  std::vector<std::pair<int64_t, uint64_t>> samples;  // index, draw
+  std::vector<std::pair<int64_t, uint64_t>> samples;  // index, random bits
   bool operator==(const Seen&) const = default;
 };
 Seen next(AspectBucketOrder& order) {
   Seen s;
-  const AspectBucketOrder::Taken t = order.next();
+  const AspectBucketOrder::Choice t = order.next();
   s.bucket = t.bucket;
-  for (const auto& [index, draw] : t.samples) s.samples.emplace_back(index, draw);
+  for (const auto& [index, bits] : t.samples) s.samples.emplace_back(index, bits);
   return s;
 }
 std::vector<Seen> take(AspectBucketOrder& order, int n) {
@@ -32,13 +32,13 @@ TEST(AspectBucketOrder, EverySampleComesEquallyOftenInFullBatchesOfOneBucket) {
   const std::vector<int64_t> counts = {7, 1, 12, 3};
   AspectBucketOrder order(counts, 4, {.seed = 3});
   EXPECT_EQ(order.size(), 23);
-  // 4 epochs of a bucket are as many batches as it has samples.
+  // A bucket has as many batches in 4 epochs as it has samples.
   std::map<std::pair<size_t, int64_t>, int> times;
   std::vector<size_t> buckets;
   for (const Seen& s : take(order, 23)) {
     EXPECT_EQ(s.samples.size(), 4u);
     buckets.push_back(s.bucket);
-    for (const auto& [index, draw] : s.samples) ++times[{s.bucket, index}];
+    for (const auto& [index, bits] : s.samples) ++times[{s.bucket, index}];
   }
   EXPECT_EQ(order.position().epoch, 3);  // at the end of the fourth
   EXPECT_EQ(times.size(), 23u);
@@ -51,7 +51,7 @@ TEST(AspectBucketOrder, EverySampleComesEquallyOftenInFullBatchesOfOneBucket) {
     const Seen s = next(again);
     if (s.bucket != 2) continue;
     ++batches;
-    for (const auto& [index, draw] : s.samples) first.insert(index);
+    for (const auto& [index, bits] : s.samples) first.insert(index);
   }
   EXPECT_EQ(first.size(), 12u);
 }
@@ -67,7 +67,7 @@ TEST(AspectBucketOrder, FollowsTheSeedAndUnshuffledAsStored) {
   std::vector<size_t> buckets;
   for (const Seen& s : first({.shuffle = false})) {
     buckets.push_back(s.bucket);
-    for (const auto& [index, draw] : s.samples) indices.push_back(index);
+    for (const auto& [index, bits] : s.samples) indices.push_back(index);
   }
   EXPECT_EQ(buckets, (std::vector<size_t>{0, 0, 0, 1, 1, 1}));
   EXPECT_EQ(indices, (std::vector<int64_t>{0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 1, 2, 3, 4, 5, 6, 7, 8}));
@@ -85,7 +85,7 @@ TEST(AspectBucketOrder, SeekContinuesAsIfNeverInterruptedForAnyCut) {
     }
     for (size_t cut = 0; cut < 30; ++cut) {
       AspectBucketOrder order(counts, batch, {.seed = 5});
-      take(order, 4);  // wherever it stands
+      take(order, 4);  // from any position
       order.seek(cuts[cut]);
       EXPECT_EQ(order.position(), cuts[cut]);
       for (size_t i = cut; i < 30; ++i) ASSERT_EQ(next(order), expected[i]) << batch << " " << cut << " " << i;
@@ -113,7 +113,7 @@ TEST(AspectBucketOrder, ProcessesTakeOneBucketTogetherAndShareItsBatch) {
 TEST(AspectBucketOrder, ForeignPositionsAreRefused) {
   AspectBucketOrder order({6, 6}, 3, {.seed = 5});
   for (const Position& p :
-       {Position{.index = 2}, Position{.index = 15}, Position{.epoch = -1}, Position{.index = 3, .taken = 3}}) {
+       {Position{.index = 2}, Position{.index = 15}, Position{.epoch = -1}, Position{.index = 3, .consumed = 3}}) {
     try {
       order.seek(p);
       FAIL() << p.index;

@@ -1,4 +1,4 @@
-// Clips through the same batches as images.
+// Clips in batches, as for images.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -22,7 +22,7 @@ namespace {
 
 constexpr int kFirst = 20;
 
-/// The video damaged behind its first frame, and cut off there.
+/// Returns the video with damage after its first frame, and truncated there.
 std::pair<std::string, std::string> spoilt(const std::string& whole) {
   const auto decodes = [](const std::string& bytes, int64_t frames) {
     try {
@@ -41,8 +41,8 @@ std::pair<std::string, std::string> spoilt(const std::string& whole) {
   return {};
 }
 
-/// Clips of 16 frames per second: 0 to 3 with 12 frames of 32×48 pixels, 4 and 5 with 20 of 48×32, 6 as a folder of 12
-/// frames; and bad ones: a text, a damaged and a truncated file, one with 3 frames.
+/// Clips at 16 frames per second: 0 to 3 have 12 frames of 32×48 pixels, 4 and 5 have 20 of 48×32, 6 is a folder of 12
+/// frames. Bad ones: a text, a damaged file, a truncated file, one with 3 frames.
 struct Clips {
   TemporaryFolder folder;
   Clips() {
@@ -72,7 +72,7 @@ Batch numbers(const std::vector<std::string>& captions) {
   for (const std::string& c : captions) v.push_back(c.empty() ? -1 : std::stoi(c));
   return {{"number", HostArray::of<int32_t>({DType::s32, {std::ssize(v)}}, v)}};
 }
-/// The frames that one row of a batch holds, by their levels; the row's caption says from where they count.
+/// The frame numbers in one row of a batch, by brightness; the row's caption holds the number of the first.
 std::vector<int64_t> frames_of(const Batch& b, int64_t row) {
   return numbers_of(without_batch(rows(b.at("pixels"), row, 1)),
                     kFirst + b.at("number").view<int32_t>()[static_cast<size_t>(row)]);
@@ -95,7 +95,7 @@ TEST(ClipBatches, HoldTheRequestedFramesWithTheirCaptions) {
   for (int64_t i = 0; i < 7; ++i) {
     const int32_t number = b.at("number").view<int32_t>()[static_cast<size_t>(i)];
     seen.insert(number);
-    // Half the rate; but frames of a folder have no rate of their own.
+    // Every second frame; a folder of frames has no frame rate, so all of them.
     EXPECT_EQ(frames_of(b, i),
               number == 6 ? (std::vector<int64_t>{0, 1, 2, 3, 4}) : (std::vector<int64_t>{0, 2, 4, 6, 8}))
         << number;
@@ -128,7 +128,7 @@ TEST(ClipBatches, GoOnAfterSeekToTheBitWhateverTheThreads) {
     }
   }
   EXPECT_EQ(starts.size(), 7u);
-  EXPECT_FALSE(starts.contains(-1));  // the bad ones
+  EXPECT_FALSE(starts.contains(-1));  // the bad clips
   std::set<int64_t> all;
   for (const auto& [number, s] : starts) all.insert(s.begin(), s.end());
   EXPECT_TRUE(all.size() > 6 && *all.begin() >= 0 && *all.rbegin() <= 15) << all.size();
@@ -150,11 +150,11 @@ TEST(ClipBatches, BadClipsAreNamedSkippedAndCounted) {
     const Batch b = data->next();
     for (int32_t number : b.at("number").view<int32_t>()) EXPECT_GE(number, 0);
   }
-  const std::string said = testing::internal::GetCapturedStderr();
+  const std::string log = testing::internal::GetCapturedStderr();
   for (const char* text : {"text.mp4: not a video", "damaged.mp4: frame", "truncated.mp4: it has ",
                            "short.mp4: it has 3 of 12 frames at 16 per second", "(1 so far)", "(4 so far)"})
-    EXPECT_NE(said.find(text), std::string::npos) << text << "\n" << said;
-  EXPECT_EQ(said.find("5 so far"), std::string::npos) << said;  // each is named once
+    EXPECT_NE(log.find(text), std::string::npos) << text << "\n" << log;
+  EXPECT_EQ(log.find("5 so far"), std::string::npos) << log;  // each is reported once
 
   for (const char* name : {"0", "1", "2", "3", "4", "5"})
     std::filesystem::remove(clips.folder / (name + std::string(".mp4")));
@@ -179,7 +179,7 @@ TEST(ClipBatches, AreOfOneSizeAndNumberOfFramesEach) {
     const ImagesInBuckets sorted = sort_into_aspect_buckets(clips.source(), config);
     EXPECT_EQ(sorted.sizes, (std::vector<ImageSize>{{48, 32, 17}, {32, 48, 9}})) << to_string(sorted.sizes[0]);
     EXPECT_EQ(sorted.records[0].size(), 2u);
-    EXPECT_EQ(sorted.records[1].size(), 6u);  // all frames of the damaged one are there
+    EXPECT_EQ(sorted.records[1].size(), 6u);  // the damaged clip has all its frames
     return image_batches(sorted, config, {.stream = {.seed = 2}, .batch = 2}, numbers);
   };
   const auto whole = open();
@@ -220,8 +220,8 @@ TEST(ClipBatches, ComeFromColumnsOfParquet) {
       EXPECT_EQ(frames_of(b, row), (std::vector<int64_t>{0, 1, 2, 3}));
     }
   }
-  const std::string said = testing::internal::GetCapturedStderr();
-  EXPECT_NE(said.find("videos.parquet row 3: not a video"), std::string::npos) << said;
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("videos.parquet row 3: not a video"), std::string::npos) << log;
 }
 
 TEST(ClipBatches, LoadTogetherAsTheyComeInBatches) {

@@ -72,7 +72,7 @@ class ExampleBatches final : public Dataset {
  private:
   std::shared_ptr<const Examples> samples_;
   int64_t batch_, size_;
-  std::vector<int64_t> mine_;  // rows of a batch
+  std::vector<int64_t> mine_;  // this process's rows of a batch
   uint64_t seed_;
   bool shuffle_;
   Position at_;
@@ -114,7 +114,7 @@ class Prefetch : public Dataset {
       source_->seek(p);
       at_ = source_->position();
     } catch (...) {
-      error_ = std::current_exception();  // no thread runs now: next() must not wait for one
+      error_ = std::current_exception();  // next() must not wait: no thread is running
       throw;
     }
     start();
@@ -124,7 +124,7 @@ class Prefetch : public Dataset {
  private:
   struct Ready {
     Batch batch;
-    Position after;  // of the source after this batch
+    Position after;  // position of the source after this batch
   };
 
   void start() {
@@ -147,7 +147,7 @@ class Prefetch : public Dataset {
           changed_.wait(lock, [&] { return stopping_ || ready_.size() < depth_; });
           if (stopping_) return;
         }
-        Ready r = [&] {  // outside the lock: next() may take long
+        Ready r = [&] {  // without the lock, because next() may take long
           Span span("make batch");
           return Ready{source_->next(), source_->position()};
         }();
@@ -162,7 +162,7 @@ class Prefetch : public Dataset {
     }
   }
 
-  std::unique_ptr<Dataset> source_;  // touched by the thread alone while it runs
+  std::unique_ptr<Dataset> source_;  // used only by the thread while it runs
   const size_t depth_;
   int64_t size_ = 0;
   mutable std::mutex mutex_;

@@ -22,7 +22,7 @@ using Batch = HostArrays;
 class Dataset {
  public:
   virtual ~Dataset() = default;
-  /// The next batch; endless (a new seeded shuffle per epoch). Of several processes each gives the rows of its
+  /// The next batch; endless (a new seeded shuffle per epoch). With several processes, each returns the rows of its
   /// BatchShare. Throws io naming file and reason.
   virtual Batch next() = 0;
   virtual Position position() const = 0;
@@ -30,16 +30,16 @@ class Dataset {
   virtual int64_t size() const = 0;  // samples per epoch; −1: not known
 };
 
-/// Runs another dataset on a thread of its own, `depth` batches ahead. position() is that after the batch last
-/// returned, not after the one being prepared. Throws invalid_config for a depth below 1. An exception of the thread is
-/// thrown by next(), after the batches made before it, and again until seek(). next() and seek() belong to one thread;
+/// Runs another dataset on its own thread, `depth` batches ahead. position() is the one after the batch that next()
+/// returned last, not after the one being prepared. Throws invalid_config if depth < 1. next() throws an exception of
+/// the thread after the batches prepared before it, and again until seek(). Call next() and seek() from one thread;
 /// position() may be called from any.
 std::unique_ptr<Dataset> prefetch(std::unique_ptr<Dataset> source, int depth);
 
 /// Applies `change` to every batch. Positions are those of `source`.
 std::unique_ptr<Dataset> mapped(std::unique_ptr<Dataset> source, std::function<Batch(Batch)> change);
 
-/// A sample of a batch: its number, and its random bits in this epoch.
+/// A sample of a batch: its number and its random bits for this epoch.
 struct ExampleRef {
   int64_t index;
   uint64_t bits;
@@ -49,21 +49,21 @@ class Examples {
  public:
   virtual ~Examples() = default;
   virtual int64_t size() const = 0;
-  /// The fields of one, without the batch's axis; they may borrow a memory-mapped file. All samples have the same
+  /// The fields of one sample, without the batch axis; they may borrow a memory-mapped file. All samples have the same
   /// fields.
   virtual HostArrays read(const ExampleRef& which) const = 0;
 };
 /// The rows of arrays in memory. All arrays have the same axis-0 size.
 std::shared_ptr<const Examples> examples_in_memory(HostArrays arrays);
-/// Their fields, with axis 0 for the samples.
+/// The fields of these samples, stacked along axis 0.
 Batch batch_of(const Examples& samples, const std::vector<ExampleRef>& which);
 
-/// Batches shuffled by (seed, epoch). Every sample comes once per epoch; a batch that an epoch cannot fill
-/// is filled from the next one (or several, where the batch is larger than an epoch), so every batch is full. `batch`:
-/// rows of all processes. Every process has all samples and the same position.
+/// Batches shuffled by (seed, epoch). Every sample occurs once per epoch. The last batch of an epoch is filled from the
+/// next epoch (or several, if the batch is larger than an epoch), so every batch is full. `batch`: rows of all
+/// processes. Every process has all samples and the same position.
 std::unique_ptr<Dataset> example_batches(std::shared_ptr<const Examples> samples, int64_t batch, uint64_t seed,
                                          bool shuffle = true, const BatchShare& share = {});
-/// The same of examples_in_memory.
+/// Like the above for examples_in_memory.
 std::unique_ptr<Dataset> in_memory(HostArrays arrays, int64_t batch, uint64_t seed, bool shuffle = true,
                                    const BatchShare& share = {});
 

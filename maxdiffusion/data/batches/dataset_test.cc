@@ -32,7 +32,7 @@ std::vector<std::vector<int32_t>> take(Dataset& d, int n) {
   return out;
 }
 
-// Counts its batches, and fails or waits at a given one.
+// Counts its batches, and fails or waits at a chosen one.
 class Counter : public Dataset {
  public:
   explicit Counter(int64_t fail_at = -1, std::atomic<int64_t>* made = nullptr) : fail_at_(fail_at), made_(made) {}
@@ -95,12 +95,12 @@ TEST(InMemory, RowsStayTogetherAndSeedsDiffer) {
 }
 
 TEST(InMemory, TheOrderIsPartOfSavedPositionsAndNeverChanges) {
-  // By a second implementation, in Python's whole numbers.
+  // Computed by a second implementation with Python integers.
   EXPECT_EQ(ids(in_memory(samples(8), 8, 42)->next()), (std::vector<int32_t>{7, 1, 3, 5, 0, 6, 4, 2}));
 }
 
 TEST(InMemory, EverySampleIsAsLikelyInEveryPlace) {
-  // 6 samples over 6000 epochs: each place sees each sample 1000 ± 5σ (σ ≈ 29) times.
+  // 6 samples over 6000 epochs: each sample comes at each position 1000 ± 5σ (σ ≈ 29) times.
   auto d = in_memory(samples(6), 6, 3);
   int64_t counts[6][6] = {};
   for (int epoch = 0; epoch < 6000; ++epoch) {
@@ -126,7 +126,7 @@ TEST(Dataset, SeekContinuesAsIfNeverInterruptedForAnyCut) {
           auto first = make();
           take(*first, cut);
           auto second = make();
-          take(*second, 2);  // wherever it stands
+          take(*second, 2);  // from any position
           second->seek(first->position());
           EXPECT_EQ(second->position(), first->position());
           EXPECT_EQ(take(*second, 12 - cut), std::vector(expected.begin() + cut, expected.end()))
@@ -164,7 +164,7 @@ TEST(Prefetch, HandsOutTheSourceInOrderAndStaysWithinItsDepth) {
   for (int32_t i = 0; i < 100; ++i) {
     EXPECT_EQ(ids(d->next()), std::vector<int32_t>{i});
     EXPECT_EQ(d->position(), (Position{0, i + 1}));
-    EXPECT_LE(made.load(), i + 1 + 3 + 1);  // handed out, waiting, in the making
+    EXPECT_LE(made.load(), i + 1 + 3 + 1);  // returned, queued, in progress
   }
   EXPECT_EQ(d->size(), 1000);
 }
@@ -183,7 +183,7 @@ TEST(Prefetch, AnErrorComesAfterTheBatchesMadeBeforeIt) {
     }
   }
   EXPECT_EQ(d->position(), (Position{0, 4}));
-  d->seek({0, 5});  // past the bad one
+  d->seek({0, 5});  // after the bad sample
   EXPECT_EQ(ids(d->next()), std::vector<int32_t>{5});
 }
 

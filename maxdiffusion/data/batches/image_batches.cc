@@ -24,17 +24,18 @@ Batch batch_of(std::vector<ImageRow>& rows, const EncodeCaptions& captions) {
   return out;
 }
 
-/// `bucket`: the size that the header promised, if it was asked.
+/// `bucket`: the size that the header promised, if it was read.
 ImageRow image_row(const PendingRecord& read, uint64_t bits, const ImageConfig& config,
                    const ImageSize* bucket = nullptr) {
   Record r = read();
-  ImageRow row{.caption = r.caption, .name = r.name};
+  const ImageConfig& mine = config.of_folder(r.folder);
+  ImageRow row{.caption = caption_of(r, mine, bits), .name = r.name};
   try {
-    PreparedImage made = prepare_image(r, config, random_placement(config, bits));
-    check(!bucket || made.fit.size == *bucket, Code::io,
+    PreparedImage prepared = prepare_image(r, mine, random_placement(mine, bits));
+    check(!bucket || prepared.fit.size == *bucket, Code::io,
           "{}: its header gave a size for the bucket {}; it decodes to {}", r.name, bucket ? to_string(*bucket) : "",
-          to_string(made.fit.size));
-    row.arrays = std::move(made.arrays);
+          to_string(prepared.fit.size));
+    row.arrays = std::move(prepared.arrays);
   } catch (const Error& e) {
     if (e.code() != Code::io) throw;
     row.fault = e.message();
@@ -42,12 +43,13 @@ ImageRow image_row(const PendingRecord& read, uint64_t bits, const ImageConfig& 
   return row;
 }
 
-/// Clips of a batch are decoded side by side; where these are fewer than the cores, several threads decode each.
+/// Clips of a batch are decoded in parallel; if there are fewer clips than cores, several threads decode each.
 ImageConfig on_all_cores(ImageConfig config, const BatchConfig& batches) {
   const auto rows = static_cast<int64_t>(batches.stream.share.rows(batches.batch).size());
   if (config.clip)
     config.clip->threads = std::max(1, parallel_workers(std::numeric_limits<int64_t>::max(), batches.workers) /
                                            static_cast<int>(std::clamp<int64_t>(rows, 1, 1024)));
+  for (ImageConfig& folder : config.folders) folder.clip = config.clip;
   return config;
 }
 
@@ -59,7 +61,7 @@ class Placed : public RecordSource {
       : RecordSource(source->name(), source->fingerprint()), source_(std::move(source)), places_(std::move(places)) {}
   int64_t size() const override { return static_cast<int64_t>(places_.size()); }
   Record read(int64_t index) const override { return find({index})[0](); }
-  /// Consecutive ones are read in one go.
+  /// Reads consecutive records in one pass.
   std::vector<PendingRecord> find(const std::vector<int64_t>& numbers) const override {
     std::vector<PendingRecord> found;
     std::unique_ptr<ShardReader> reader;
@@ -90,25 +92,25 @@ class InBuckets : public Dataset {
         captions_(std::move(captions)),
         order_(counts, batches.batch, batches.stream) {}
   Batch next() override {
-    const AspectBucketOrder::Taken taken = order_.next();
-    const std::vector<int64_t>& records = images_.records[taken.bucket];
-    std::vector<ImageRow> rows(taken.samples.size());
+    const AspectBucketOrder::Choice choice = order_.next();
+    const std::vector<int64_t>& records = images_.records[choice.bucket];
+    std::vector<ImageRow> rows(choice.samples.size());
     std::mutex mutex;
     parallel_for(
         static_cast<int64_t>(rows.size()),
         [&](int64_t i, int) {
-          const ExampleRef& s = taken.samples[static_cast<size_t>(i)];
+          const ExampleRef& s = choice.samples[static_cast<size_t>(i)];
           ImageRow& row = rows[static_cast<size_t>(i)];
           for (size_t later = 0; later < records.size(); ++later) {
             const int64_t record = records[(static_cast<size_t>(s.index) + later) % records.size()];
             row =
-                image_row([&] { return images_.source->read(record); }, s.bits, config_, &images_.sizes[taken.bucket]);
+                image_row([&] { return images_.source->read(record); }, s.bits, config_, &images_.sizes[choice.bucket]);
             if (row.fault.empty()) return;
             const std::lock_guard lock(mutex);
             if (named_.insert(row.fault).second) log_warning("skipped {} ({} so far)", row.fault, named_.size());
           }
           fail(Code::io, "{}: no image of bucket {} can be decoded; the last: {}", images_.source->name(),
-               to_string(images_.sizes[taken.bucket]), row.fault);
+               to_string(images_.sizes[choice.bucket]), row.fault);
         },
         batches_.workers);
     return batch_of(rows, captions_);
@@ -123,7 +125,7 @@ class InBuckets : public Dataset {
   BatchConfig batches_;
   EncodeCaptions captions_;
   AspectBucketOrder order_;
-  std::set<std::string> named_;  // images that were skipped
+  std::set<std::string> named_;  // skipped images that were logged
 };
 
 class SourceBatches : public Dataset {
@@ -142,25 +144,25 @@ class SourceBatches : public Dataset {
     const size_t mine = share.rows(config_.batch).size();
     std::vector<ImageRow> rows;
     while (rows.size() < mine) {
-      const std::vector<RecordStream::Item> taken =
+      const std::vector<RecordStream::Item> items =
           stream_.next(config_.batch - static_cast<int64_t>(rows.size()) * share.processes);
-      std::vector<ImageRow> made(taken.size());
+      std::vector<ImageRow> decoded(items.size());
       parallel_for(
-          static_cast<int64_t>(taken.size()),
+          static_cast<int64_t>(items.size()),
           [&](int64_t i, int) {
-            made[static_cast<size_t>(i)] =
-                make_(taken[static_cast<size_t>(i)].read, taken[static_cast<size_t>(i)].bits);
+            decoded[static_cast<size_t>(i)] =
+                make_(items[static_cast<size_t>(i)].read, items[static_cast<size_t>(i)].bits);
           },
           config_.workers);
-      for (size_t i = 0; i < made.size(); ++i) {
-        if (share.processes > 1 && stream_.source().shards() == 0) replace_bad(made[i], taken[i]);
-        if (made[i].fault.empty()) {
-          last_good_epoch_ = taken[i].epoch;
-          rows.push_back(std::move(made[i]));
+      for (size_t i = 0; i < decoded.size(); ++i) {
+        if (share.processes > 1 && stream_.source().shards() == 0) replace_bad(decoded[i], items[i]);
+        if (decoded[i].fault.empty()) {
+          last_good_epoch_ = items[i].epoch;
+          rows.push_back(std::move(decoded[i]));
           continue;
         }
-        warn(made[i].fault);
-        if (taken[i].epoch >= last_good_epoch_ + 2) refuse(made[i].fault);
+        warn(decoded[i].fault);
+        if (items[i].epoch >= last_good_epoch_ + 2) refuse(decoded[i].fault);
       }
     }
     return batch_of(rows, captions_);
@@ -179,7 +181,7 @@ class SourceBatches : public Dataset {
   [[noreturn]] void refuse(const std::string& fault) const {
     fail(Code::io, "{}: no image of a whole epoch can be decoded; the last: {}", stream_.source().name(), fault);
   }
-  /// A row whose record has a fault is made of the next one that has none. Takes nothing from the stream.
+  /// Replaces a row whose record has a fault by the next record without one. The stream's position does not change.
   void replace_bad(ImageRow& row, const RecordStream::Item& record) {
     for (int64_t later = 1; !row.fault.empty(); ++later) {
       warn(row.fault);
@@ -194,7 +196,7 @@ class SourceBatches : public Dataset {
   MakeRow make_;
   EncodeCaptions captions_;
   int64_t last_good_epoch_ = 0;
-  std::set<std::string> named_;  // images that were skipped
+  std::set<std::string> named_;  // skipped images that were logged
 };
 
 }  // namespace
@@ -219,7 +221,7 @@ ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> sou
   std::vector<std::string> skipped;
   ReadingProgress progress(source->size());
   const auto sort = [&] {
-    if (!config.buckets || (unread && config.buckets->sizes().size() == 1)) {
+    if (!config.several_sizes() || (unread && config.folders.empty() && config.buckets->sizes().size() == 1)) {
       std::vector<int64_t>& all =
           buckets[config.buckets ? config.buckets->sizes()[0] : resize_and_crop({1, 1}, config).size];
       for (; !pending.empty(); pending.pop_back()) all.push_back(number++);
@@ -231,7 +233,8 @@ ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> sou
       const auto k = static_cast<size_t>(i);
       const Record r = pending[k]();
       try {
-        sizes[k] = resize_and_crop_of_record(r, decode_record(r, config, true).size, config, {}).size;
+        const ImageConfig& mine = config.of_folder(r.folder);
+        sizes[k] = resize_and_crop_of_record(r, decode_record(r, mine, true).size, mine, {}).size;
       } catch (const Error& e) {
         if (e.code() != Code::io) throw;
         reasons[k] = e.message();

@@ -26,7 +26,7 @@ TEST(ImageBatches, InBucketsHoldEveryImageAndGoOnAfterSeek) {
     const ImagesInBuckets sorted =
         sort_into_aspect_buckets(open_source({.train_data_dir = mixed.folder.path()}), config);
     EXPECT_EQ(sorted.sizes, (std::vector<ImageSize>{{20, 12}, {16, 16}, {12, 20}}));
-    EXPECT_EQ(sorted.records[2].size(), 5u);  // the bad one's header is good
+    EXPECT_EQ(sorted.records[2].size(), 5u);  // the bad image's header is valid
     return image_batches(sorted, config, {.stream = {.seed = 2}, .batch = 2, .workers = 2}, numbers);
   };
   auto whole = open();

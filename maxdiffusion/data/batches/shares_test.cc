@@ -1,4 +1,4 @@
-// Several processes see the batches that one would: each its rows, and all the same position.
+// Several processes read the batches that one process would: each its rows, all with the same position.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -13,7 +13,7 @@ namespace {
 
 using Make = std::function<std::unique_ptr<Dataset>(const BatchShare&)>;
 
-/// Of one process; of two and four with neighbouring rows; of two and four whose devices lie in a torus.
+/// One process; two and four with contiguous rows; two and four whose devices form a torus.
 const std::vector<std::vector<BatchShare>> kShares = {
     {{}},
     {{0, 2, {}}, {1, 2, {}}},
@@ -21,7 +21,7 @@ const std::vector<std::vector<BatchShare>> kShares = {
     {{0, 2, {0, 2}}, {1, 2, {1, 3}}},
     {{0, 4, {0, 1, 4, 5}}, {1, 4, {2, 3, 6, 7}}, {2, 4, {8, 9, 12, 13}}, {3, 4, {10, 11, 14, 15}}}};
 
-/// Every batch of several processes, put together, is the batch of one; a cut at any place changes nothing.
+/// The rows of several processes together are the batch of one process, also after a restart at any position.
 void expect_common_batches(const Make& make, int64_t batch, int batches) {
   for (const std::vector<BatchShare>& shares : kShares) {
     auto one = make({});
@@ -60,7 +60,7 @@ HostArray counting(Dims dims) {
   return a;
 }
 
-/// Images 8 or 24 wide and 8 high, each of one grey that is its number; `bad` ones do not decode.
+/// Images 8 or 24 wide and 8 high, filled with one grey that is the image's number; `bad` ones do not decode.
 class Greys : public RecordSource {
  public:
   explicit Greys(int64_t n, std::vector<int64_t> bad = {}) : RecordSource("greys", ""), n_(n), bad_(std::move(bad)) {}

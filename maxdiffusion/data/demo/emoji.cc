@@ -34,8 +34,8 @@ std::string_view trim(std::string_view s) {
   return a == std::string_view::npos ? "" : s.substr(a, s.find_last_not_of(" \t\r") - a + 1);
 }
 
-// Lines "1F44B 1F3FB ; fully-qualified # 👋🏻 E1.0 waving hand: light skin tone", between "# group:" and "#
-// subgroup:".
+// Format of lines: "1F44B 1F3FB ; fully-qualified # 👋🏻 E1.0 waving hand: light skin tone", between "# group:" and
+// "# subgroup:".
 std::vector<EmojiName> read_names(const std::string& text) {
   std::vector<EmojiName> names;
   std::string group, subgroup;
@@ -56,7 +56,7 @@ std::vector<EmojiName> read_names(const std::string& text) {
       e.code_points.push_back(static_cast<uint32_t>(std::strtoul(p, &next, 16)));
       if (next == p) break;
     }
-    // Behind the hash: the emoji, its version, its name.
+    // After the hash: the emoji, its version, its name.
     std::string_view rest = trim(line.substr(hash + 1));
     for (int word = 0; word < 2; ++word) rest = trim(rest.substr(std::min(rest.find(' '), rest.size())));
     e.name = rest;
@@ -65,7 +65,7 @@ std::vector<EmojiName> read_names(const std::string& text) {
   return names;
 }
 
-// The font for one thread: FreeType and HarfBuzz objects must not be shared.
+// The font for one thread: FreeType and HarfBuzz objects must not be shared between threads.
 class EmojiFont {
  public:
   EmojiFont(const MappedFile& file, const std::string& name) {
@@ -88,7 +88,7 @@ class EmojiFont {
   }
   EmojiFont(const EmojiFont&) = delete;
 
-  /// The glyph of a sequence; none when the font would render it as several glyphs or a box.
+  /// The glyph of a sequence; none if the font would render it as several glyphs or a box.
   std::optional<uint32_t> glyph(const std::vector<uint32_t>& code_points) {
     hb_buffer_reset(buffer_.get());
     hb_buffer_add_utf32(buffer_.get(), code_points.data(), static_cast<int>(code_points.size()), 0, -1);
@@ -101,8 +101,8 @@ class EmojiFont {
     return glyphs[0].codepoint;
   }
 
-  /// The bitmap over white in the middle of a square as wide as the font's images (u8 [S, S, 3]); none when the glyph
-  /// has no colours. One square for all keeps the scale of small signs.
+  /// The bitmap over white, centred in a square as wide as the font's images (u8 [S, S, 3]); none if the glyph has no
+  /// colours. All glyphs use the same square, so that small signs keep their relative size.
   std::optional<HostArray> image(uint32_t glyph) {
     if (FT_Load_Glyph(face_.get(), glyph, FT_LOAD_COLOR) != 0) return std::nullopt;
     const FT_Bitmap& b = face_->glyph->bitmap;
@@ -114,7 +114,7 @@ class EmojiFont {
     uint8_t* to = square.mutable_view<uint8_t>().data() + ((side - h) / 2 * side + (side - w) / 2) * 3;
     for (int64_t y = 0; y < h; ++y, to += side * 3) {
       const uint8_t* from = b.buffer + y * b.pitch;
-      // Colours come multiplied by alpha, blue first.
+      // Colours are premultiplied by alpha, blue first.
       for (int64_t x = 0; x < w; ++x) {
         for (int64_t c = 0; c < 3; ++c)
           to[x * 3 + c] = static_cast<uint8_t>(std::min(255, from[x * 4 + 2 - c] + 255 - from[x * 4 + 3]));
@@ -131,7 +131,7 @@ class EmojiFont {
       destroy(p);
     }
   };
-  // In this order, so that the face goes before its library.
+  // In this order, so that the face is destroyed before its library.
   std::unique_ptr<std::remove_pointer_t<FT_Library>, Destroy<FT_Done_FreeType>> library_;
   std::unique_ptr<std::remove_pointer_t<FT_Face>, Destroy<FT_Done_Face>> face_;
   std::unique_ptr<hb_font_t, Destroy<hb_font_destroy>> font_;
@@ -144,7 +144,7 @@ void require_file(const std::string& path, const char* what, const char* package
       .note(fmt::format("try: apt-get install {}", package));
 }
 
-/// All names, and what both functions below ask of their config.
+/// All names. Throws io if a file of the config is missing.
 std::vector<EmojiName> names_of(const EmojiConfig& config) {
   require_file(config.font, "emoji font", "fonts-noto-color-emoji");
   require_file(config.names, "emoji names", "unicode-data");
@@ -178,8 +178,8 @@ int64_t prepare_emoji(const std::string& folder, const EmojiConfig& config) {
   const std::vector<EmojiName> names = names_of(config);
   const MappedFile font = map_file(config.font);
 
-  // Two sequences may share a glyph (a flag of one land used by another): the first keeps it.
-  std::vector<const EmojiName*> kept;
+  // Two sequences may share a glyph (a flag of one country used by another): the first one gets it.
+  std::vector<const EmojiName*> selected;
   std::vector<uint32_t> glyphs;
   {
     EmojiFont shaper(font, config.font);
@@ -187,22 +187,22 @@ int64_t prepare_emoji(const std::string& folder, const EmojiConfig& config) {
     for (const EmojiName& e : names) {
       const auto g = shaper.glyph(e.code_points);
       if (!g || !seen.insert(*g).second) continue;
-      kept.push_back(&e);
+      selected.push_back(&e);
       glyphs.push_back(*g);
     }
   }
-  std::vector<std::string> files(kept.size());  // empty where the glyph has no colours
-  std::vector<std::unique_ptr<EmojiFont>> fonts(static_cast<size_t>(parallel_workers(std::ssize(kept))));
-  parallel_for(std::ssize(kept), [&](int64_t i, int worker) {
-    auto& own = fonts[static_cast<size_t>(worker)];
-    if (!own) own = std::make_unique<EmojiFont>(font, config.font);
-    const auto square = own->image(glyphs[static_cast<size_t>(i)]);
+  std::vector<std::string> files(selected.size());  // empty if the glyph has no colours
+  std::vector<std::unique_ptr<EmojiFont>> fonts(static_cast<size_t>(parallel_workers(std::ssize(selected))));
+  parallel_for(std::ssize(selected), [&](int64_t i, int worker) {
+    auto& worker_font = fonts[static_cast<size_t>(worker)];
+    if (!worker_font) worker_font = std::make_unique<EmojiFont>(font, config.font);
+    const auto square = worker_font->image(glyphs[static_cast<size_t>(i)]);
     if (square) files[static_cast<size_t>(i)] = encode_png(resize_rgb8(*square, config.resolution, config.resolution));
   });
   std::vector<CaptionedFile> captioned;
-  for (size_t i = 0; i < kept.size(); ++i) {
+  for (size_t i = 0; i < selected.size(); ++i) {
     if (files[i].empty()) continue;
-    const EmojiName& e = *kept[i];
+    const EmojiName& e = *selected[i];
     captioned.push_back({std::move(files[i]), {{"text", e.name}, {"group", e.group}, {"subgroup", e.subgroup}}});
   }
   const auto n = static_cast<int64_t>(captioned.size());

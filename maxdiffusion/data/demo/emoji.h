@@ -12,7 +12,7 @@
 namespace md {
 
 struct EmojiConfig {
-  // Where the program, Debian, Fedora, and Arch have them.
+  // Paths of an installation, and in Debian, Fedora, and Arch.
   std::string font = shipped_file_or(
       "fonts/NotoColorEmoji.ttf",
       {"/usr/share/fonts/truetype/noto/NotoColorEmoji.ttf",
@@ -25,8 +25,8 @@ struct EmojiConfig {
 /// Throws io naming the missing file and its Debian package.
 int64_t prepare_emoji(const std::string& folder, const EmojiConfig& config);
 
-/// The emoji of these Unicode names ("red heart"): u8 [resolution, resolution, 3] each. Throws io, also for a name that
-/// the list or the font does not have.
+/// The emoji of these Unicode names ("red heart"), each u8 [resolution, resolution, 3]. Throws io, also for a name that
+/// is missing in the list or the font.
 std::vector<HostArray> emoji_images(const std::vector<std::string>& names, const EmojiConfig& config);
 
 }  // namespace md

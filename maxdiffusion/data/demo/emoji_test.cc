@@ -19,14 +19,14 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Removed when the program ends.
+// Deleted at program exit.
 const TemporaryFolder& root() {
   static const TemporaryFolder folder;
   return folder;
 }
 std::string own_folder(const std::string& name) { return root() / name; }
 
-// One hash of all names and contents.
+// One hash over all names and contents.
 std::string content_of(const std::string& folder) {
   std::map<std::string, std::string> names;
   for (const auto& e : fs::directory_iterator(folder)) names[e.path().filename()] = content_hash(read_file(e.path()));
@@ -41,7 +41,7 @@ TEST(Emoji, MoreThanThreeThousandCaptionedImagesTheSameEachTime) {
   EXPECT_GT(n, 3000);
   const std::string first = content_of(folder);
 
-  // What a longer, older run left behind goes away; the rest is replaced by the same bytes.
+  // Files left by an older, longer run are deleted; the others are replaced by the same bytes.
   std::ofstream(fs::path(folder) / fmt::format("{:04}.png", n)) << "stale";
   std::ofstream(fs::path(folder) / "0000.png") << "half a pic";
   EXPECT_EQ(prepare_emoji(folder, {.resolution = 32}), n);
@@ -64,7 +64,7 @@ TEST(Emoji, MoreThanThreeThousandCaptionedImagesTheSameEachTime) {
   EXPECT_EQ(loaded.pixels.dims(), (Dims{n, 32, 32, 3}));
   EXPECT_TRUE(loaded.skipped.empty());
 
-  // Colours are where they belong: an apple is red, Japan's flag white with a red middle, corners are white.
+  // Colours are in the right places: an apple is red, Japan's flag white with a red middle, corners are white.
   const HostArray apple = decode_image(folder + "/" + by_text["red apple"]["file_name"].get<std::string>());
   const auto pixel = [](const HostArray& a, int64_t y, int64_t x) {
     return &a.view<uint8_t>()[static_cast<size_t>((y * 32 + x) * 3)];

@@ -15,11 +15,11 @@
 namespace md {
 namespace {
 
-constexpr int64_t kVariants = 3;  // of each object and motion: other places and sizes
+constexpr int64_t kVariants = 3;  // of each object and motion, with other places and sizes
 
 struct Object {
-  std::string emoji, phrase;  // Unicode's name, and what captions say
-  bool round = false;         // looks the same however it is turned
+  std::string emoji, phrase;  // Unicode's name, and the name in captions
+  bool round = false;         // looks the same when rotated
 };
 
 std::vector<Object> objects() {
@@ -40,16 +40,15 @@ std::vector<Object> objects() {
   return all;
 }
 
-/// Where the emoji is at one time: its centre and side as parts of the frame's, and by what angle it is turned
-/// clockwise.
+/// Pose of the emoji at one time: its centre and side as fractions of the frame's side, and its clockwise rotation.
 struct Pose {
   double x = 0.5, y = 0.5, side = 0.45, angle = 0;
 };
 
 struct Motion {
   const char *name, *phrase;
-  double dx = 0, dy = 0;  // the direction in which it moves
-  double grows = 0;       // 1: from small to large; −1: the other way
+  double dx = 0, dy = 0;  // direction of the motion
+  double grows = 0;       // 1: from small to large; −1: from large to small
   double turns = 0;       // 1: clockwise
 };
 constexpr Motion kMotions[] = {{"left", "moves to the left", -1, 0},
@@ -61,36 +60,36 @@ constexpr Motion kMotions[] = {{"left", "moves to the left", -1, 0},
                                {"clockwise", "turns clockwise", 0, 0, 0, 1},
                                {"counterclockwise", "turns counterclockwise", 0, 0, 0, -1}};
 
-/// At the time `t`, 0 to 1, of the clip with these random bits.
+/// The pose at time `t` in [0, 1] of the clip with these random bits.
 Pose pose_at(const Motion& m, double t, uint64_t bits) {
-  const auto drawn = [&](double from, double to) {
+  const auto uniform = [&](double from, double to) {
     return from + (to - from) * static_cast<double>((bits = mix(bits)) >> 11) * 0x1p-53;
   };
   Pose p;
   if (m.dx != 0 || m.dy != 0) {
-    p.side = drawn(0.52, 0.56);
-    const double room = 1 - p.side, way = drawn(0.92, 1) * room;  // along the direction
-    const double start = p.side / 2 + drawn(0, room - way), across = p.side / 2 + drawn(0.35, 0.65) * room;
-    const double forwards = m.dx + m.dy > 0 ? t : 1 - t, along = start + way * forwards;
+    p.side = uniform(0.52, 0.56);
+    const double room = 1 - p.side, distance = uniform(0.92, 1) * room;  // along the direction
+    const double start = p.side / 2 + uniform(0, room - distance), across = p.side / 2 + uniform(0.35, 0.65) * room;
+    const double forwards = m.dx + m.dy > 0 ? t : 1 - t, along = start + distance * forwards;
     p.x = m.dx != 0 ? along : across;
     p.y = m.dx != 0 ? across : along;
     return p;
   }
-  p.side = drawn(0.54, 0.58);
+  p.side = uniform(0.54, 0.58);
   if (m.grows != 0) {
-    const double small = drawn(0.2, 0.24), large = drawn(0.78, 0.84), u = m.grows > 0 ? t : 1 - t;
+    const double small = uniform(0.2, 0.24), large = uniform(0.78, 0.84), u = m.grows > 0 ? t : 1 - t;
     p.side = small + (large - small) * u;
     const double free = (1 - large) / 4;
-    p.x += drawn(-free, free), p.y += drawn(-free, free);
+    p.x += uniform(-free, free), p.y += uniform(-free, free);
     return p;
   }
   const double free = (1 - p.side * std::numbers::sqrt2) / 4;
-  p.x += drawn(-free, free), p.y += drawn(-free, free);
-  p.angle = m.turns * t * drawn(0.7, 0.8) * 2 * std::numbers::pi;
+  p.x += uniform(-free, free), p.y += uniform(-free, free);
+  p.angle = m.turns * t * uniform(0.7, 0.8) * 2 * std::numbers::pi;
   return p;
 }
 
-/// The smallest square that holds all that is not white, u8 [S, S, 3].
+/// The smallest square that contains all pixels that are not white, u8 [S, S, 3].
 HostArray without_margins(const HostArray& image) {
   const int64_t s = image.dims()[0];
   const uint8_t* from = image.view<uint8_t>().data();
@@ -110,14 +109,14 @@ HostArray without_margins(const HostArray& image) {
   return out;
 }
 
-/// Renders `image`, u8 [S, S, 3] on white, into a white frame, u8 [R, R, 3]: each pixel is the mean of 9 points of
-/// it, turned back and taken from the image, which is linear between its pixels.
+/// Renders `image`, u8 [S, S, 3] on white, into a white frame, u8 [R, R, 3]: each pixel is the mean of 9 sample points,
+/// mapped back to the image, which is interpolated linearly.
 void render(const HostArray& image, const Pose& p, int64_t r, uint8_t* to) {
   constexpr int64_t kPoints = 3;
   const int64_t s = image.dims()[0];
   const uint8_t* from = image.view<uint8_t>().data();
   const double sin = std::sin(p.angle), cos = std::cos(p.angle), scale = static_cast<double>(s) / p.side;
-  // From the frame, with the origin at the emoji's centre. Beyond half its diagonal there is nothing.
+  // Position in the frame relative to the emoji's centre. Points beyond half its diagonal are white.
   const auto place = [&](int64_t at, double point, double centre) {
     return (static_cast<double>(at) + point) / static_cast<double>(r) - centre;
   };
@@ -158,7 +157,7 @@ int64_t prepare_moving_emoji(const std::string& folder, const MovingEmojiConfig&
   std::vector<std::string> names;
   for (const Object& o : things) names.push_back(o.emoji);
   EmojiConfig large = config.emoji;
-  large.resolution = r * 2;  // about twice the size at which they are drawn
+  large.resolution = r * 2;  // about twice the rendered size
   std::vector<HostArray> images;
   for (const HostArray& image : emoji_images(names, large)) images.push_back(without_margins(image));
 

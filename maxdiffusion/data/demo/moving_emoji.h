@@ -1,5 +1,5 @@
-// Clips of one emoji each, on white, and captions that say what moves where: "a red heart moves to the left". Data to
-// learn motion from in minutes.
+// Clips of one emoji each, on white, with captions that say what moves where: "a red heart moves to the left". A small
+// dataset on which a model learns motion in minutes.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ struct MovingEmojiConfig {
   double fps = 8;
 };
 /// Writes `folder`/NNNN.mp4 and `folder`/metadata.jsonl (with the columns text, object and motion). Returns the number
-/// of clips. The same arguments give the same clips. They are MP4 files with colours at every pixel: of 4:2:0, that
-/// everything plays, an emoji of 64 pixels has its colours at 32.
+/// of clips. The same arguments give the same clips. The MP4 files have colours at every pixel: 4:2:0, which every
+/// player supports, would halve the colour resolution of a 64-pixel emoji to 32.
 int64_t prepare_moving_emoji(const std::string& folder, const MovingEmojiConfig& config);
 
 }  // namespace md

@@ -17,7 +17,7 @@
 namespace md {
 namespace {
 
-/// What is not white in one frame: where its middle is and how much there is of it; and the colour of all.
+/// The pixels of one frame that are not white: their centre and amount; and the colour of all frames.
 struct Ink {
   double x = 0, y = 0, amount = 0;
 };
@@ -28,7 +28,7 @@ Ink ink_of(const HostArray& frames, int64_t frame) {
   for (int64_t y = 0; y < r; ++y)
     for (int64_t x = 0; x < r; ++x, p += 3) {
       const double dark = 255 - std::min({p[0], p[1], p[2]});
-      if (dark < 25) continue;  // what compressing leaves on white
+      if (dark < 25) continue;  // a compression artefact on white
       ink.amount += dark, ink.x += dark * static_cast<double>(x), ink.y += dark * static_cast<double>(y);
     }
   return {ink.x / ink.amount, ink.y / ink.amount, ink.amount};
@@ -76,7 +76,7 @@ TEST(MovingEmoji, EveryClipDoesWhatItsCaptionSays) {
   }
   EXPECT_EQ(static_cast<int64_t>(captions.size()) * 3, n);
   for (const auto& [text, times] : captions) EXPECT_EQ(times, 3) << text;
-  EXPECT_EQ(static_cast<int64_t>(contents.size()), n);  // no two clips are the same
+  EXPECT_EQ(static_cast<int64_t>(contents.size()), n);  // no two clips are equal
   EXPECT_TRUE(captions.contains("a red heart moves to the left"));
   EXPECT_TRUE(captions.contains("an orange square turns clockwise"));
   EXPECT_FALSE(captions.contains("a red circle turns clockwise"));

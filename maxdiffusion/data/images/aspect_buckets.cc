@@ -14,6 +14,10 @@ int64_t rounded(double x) { return static_cast<int64_t>(std::floor(x + 0.5)); }
 
 }  // namespace
 
+int64_t AspectBucketConfig::side() const {
+  return area > 0 ? static_cast<int64_t>(std::sqrt(static_cast<double>(area))) : resolution;
+}
+
 AspectBuckets AspectBuckets::of(std::vector<ImageSize> sizes) {
   check(!sizes.empty(), Code::invalid_config, "buckets: there are none");
   AspectBuckets buckets;
@@ -30,19 +34,19 @@ AspectBuckets::AspectBuckets(const AspectBucketConfig& c) : config_(c), frames_(
   check(!c.frames.empty() && std::ranges::min(c.frames) > 0, Code::invalid_config,
         "buckets: numbers of frames must be > 0");
   const int64_t step = c.bucket_reso_steps;
-  check(step > 0 && c.resolution >= step, Code::invalid_config,
-        "bucket_reso_steps is {}; expected 1 to resolution ({})", step, c.resolution);
+  check(step > 0 && c.side() >= step, Code::invalid_config, "bucket_reso_steps is {}; expected 1 to resolution ({})",
+        step, c.side());
   if (c.bucket_no_upscale) return;
   for (const auto& [key, value] :
        {std::pair{"min_bucket_reso", c.min_bucket_reso}, std::pair{"max_bucket_reso", c.max_bucket_reso}})
     check(value > 0 && value % step == 0, Code::invalid_config, "{} is {}; expected a multiple of bucket_reso_steps {}",
           key, value, step);
-  check(c.min_bucket_reso <= c.resolution && c.resolution <= c.max_bucket_reso, Code::invalid_config,
-        "resolution {} is not between min_bucket_reso {} and max_bucket_reso {}", c.resolution, c.min_bucket_reso,
+  check(c.min_bucket_reso <= c.side() && c.side() <= c.max_bucket_reso, Code::invalid_config,
+        "resolution {} is not between min_bucket_reso {} and max_bucket_reso {}", c.side(), c.min_bucket_reso,
         c.max_bucket_reso);
-  const int64_t area = c.resolution * c.resolution;
+  const int64_t area = c.most_pixels();
   std::set<std::pair<int64_t, int64_t>> found;  // width, height
-  found.emplace(c.resolution / step * step, c.resolution / step * step);
+  found.emplace(c.side() / step * step, c.side() / step * step);
   for (int64_t width = c.min_bucket_reso; width <= c.max_bucket_reso; width += step) {
     const int64_t height = std::min(c.max_bucket_reso, area / width / step * step);
     if (height < c.min_bucket_reso) break;
@@ -65,17 +69,18 @@ int64_t AspectBuckets::frames_for(int64_t frames) const {
 
 AspectBuckets::Choice AspectBuckets::choose(ImageSize image) const {
   if (config_.bucket_no_upscale) return choose_smaller(image);
-  const double wanted = aspect(image);
+  const double image_aspect = aspect(image);
   image.frames = frames_for(image.frames);
   const auto fits = [&](const ImageSize& s) { return s.frames == image.frames; };
   ImageSize best = *std::ranges::find_if(sizes_, fits);
   for (const ImageSize& s : sizes_) {
     if (!fits(s)) continue;
     if (s == image) return {s, s};
-    if (std::abs(aspect(s) - wanted) < std::abs(aspect(best) - wanted)) best = s;
+    if (std::abs(aspect(s) - image_aspect) < std::abs(aspect(best) - image_aspect)) best = s;
   }
-  const double scale = wanted > aspect(best) ? static_cast<double>(best.height) / static_cast<double>(image.height)
-                                             : static_cast<double>(best.width) / static_cast<double>(image.width);
+  const double scale = image_aspect > aspect(best)
+                           ? static_cast<double>(best.height) / static_cast<double>(image.height)
+                           : static_cast<double>(best.width) / static_cast<double>(image.width);
   return {best,
           {std::max(best.height, rounded(static_cast<double>(image.height) * scale)),
            std::max(best.width, rounded(static_cast<double>(image.width) * scale)), best.frames}};
@@ -83,11 +88,11 @@ AspectBuckets::Choice AspectBuckets::choose(ImageSize image) const {
 
 AspectBuckets::Choice AspectBuckets::choose_smaller(ImageSize image) const {
   image.frames = frames_for(image.frames);
-  const int64_t step = config_.bucket_reso_steps, area = config_.resolution * config_.resolution;
+  const int64_t step = config_.bucket_reso_steps, area = config_.most_pixels();
   ImageSize resized = image;
   if (image.width * image.height > area) {
-    // The size of that area and shape, with the width or the height moved to a multiple, whichever changes the shape
-    // less once the other side is one, too.
+    // The size with that area and aspect ratio. Width or height is rounded to a multiple, whichever changes the ratio
+    // less after the other side is rounded too.
     const double shape = aspect(image), width = std::sqrt(static_cast<double>(area) * shape);
     const auto multiple = [step](double x) { return rounded(x) / step * step; };
     const int64_t w = multiple(width), h = multiple(static_cast<double>(area) / width);

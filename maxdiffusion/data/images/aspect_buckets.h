@@ -1,7 +1,7 @@
-// Aspect-ratio buckets: images keep their shape and are trained at the size, of a fixed list, that fits it best, so
-// that little is cut off and nothing is squeezed; clips also at the number of frames that fits. Pure arithmetic.
-// Source: NovelAI 2022, "Improvements on Stable Diffusion", section "Aspect ratio bucketing"; list and choice as in
-// kohya's sd-scripts, whose names the settings carry.
+// Aspect-ratio buckets: images keep their aspect ratio and are trained at the best-fitting size of a fixed list, so
+// that little is cropped and nothing is distorted; clips also at the best-fitting number of frames. Pure arithmetic.
+// Source: NovelAI 2022, "Improvements on Stable Diffusion", section "Aspect ratio bucketing". List, choice and names of
+// the settings are those of kohya's sd-scripts.
 #pragma once
 
 #include <cstdint>
@@ -13,21 +13,26 @@
 namespace md {
 
 struct AspectBucketConfig {
-  int64_t resolution = 512;  // no bucket has more than resolution² pixels
+  int64_t resolution = 512;  // no bucket has more than resolution² pixels; see `area`
   /// Bounds of both sides. Not used with bucket_no_upscale.
   int64_t min_bucket_reso = 256, max_bucket_reso = 1024;
   int64_t bucket_reso_steps = 64;  // divides both sides
-  /// Images are made smaller, never larger: buckets follow from the images instead of a list.
+  /// Images are only downscaled: buckets follow from the images instead of a list.
   bool bucket_no_upscale = false;
   /// Numbers of frames of clips: every size comes with each of them.
   std::vector<int64_t> frames = {1};
+  int64_t area = 0;  // maximum pixels of a bucket; 0: resolution²
+
+  int64_t most_pixels() const { return area > 0 ? area : resolution * resolution; }
+  /// Side of the largest square bucket.
+  int64_t side() const;
 };
 
 class AspectBuckets {
  public:
   /// Throws invalid_config, naming the key.
   explicit AspectBuckets(const AspectBucketConfig& config);
-  /// These sizes. Throws invalid_config where there is none, or one is empty.
+  /// Buckets of these sizes. Throws invalid_config if there is none, or one is empty.
   static AspectBuckets of(std::vector<ImageSize> sizes);
 
   /// The largest square; and for each width from min to max, in steps, the largest height within the area and the
@@ -36,12 +41,12 @@ class AspectBuckets {
 
   struct Choice {
     ImageSize size;     // of the bucket
-    ImageSize resized;  // what the image becomes before `size` is cut out of it: as large or larger
+    ImageSize resized;  // size of the image before `size` is cropped from it; at least as large
   };
-  /// Of the buckets with the most frames that the image has: that of its own size, else the first of those whose width
-  /// / height is nearest. Throws io for a clip with fewer frames than all. With bucket_no_upscale the image is scaled
-  /// down to at most the area, with one side a multiple of the step, and cut to multiples of the step; throws io for an
-  /// image that is smaller than a step.
+  /// Chooses among the buckets with the largest number of frames that the image has: the one of the image's own size,
+  /// else the first whose width / height is nearest. Throws io for a clip with fewer frames than every bucket. With
+  /// bucket_no_upscale the image is downscaled to at most the area, with one side a multiple of the step, and cropped
+  /// to multiples of the step; throws io for an image smaller than a step.
   Choice choose(ImageSize image) const;
 
  private:
@@ -53,8 +58,8 @@ class AspectBuckets {
   std::vector<int64_t> frames_;
 };
 
-/// Throws invalid_config unless `value` is `first` plus a multiple of `step`, naming the key and the nearest values
-/// that are: sides that a model does not divide, numbers of frames.
+/// Throws invalid_config unless `value` is `first` plus a multiple of `step`, naming the key and the nearest valid
+/// values. For sides that a model does not divide, and numbers of frames.
 void check_multiple(const std::string& key, int64_t value, int64_t step, int64_t first = 0);
 
 }  // namespace md

@@ -83,14 +83,14 @@ TEST(AspectBuckets, KeysThatDoNotFitAreRefusedByName) {
 }
 
 TEST(AspectBuckets, ClipsTakeTheMostFramesThatTheyHaveThenTheNearestShape) {
-  const AspectBuckets given = AspectBuckets::of({{32, 48, 17}, {48, 32, 17}, {32, 32, 5}});
+  const AspectBuckets listed = AspectBuckets::of({{32, 48, 17}, {48, 32, 17}, {32, 32, 5}});
   const auto chosen = [](const AspectBuckets& b, ImageSize clip) { return to_string(b.choose(clip).size); };
-  EXPECT_EQ(chosen(given, {100, 200, 30}), "48x32x17");
-  EXPECT_EQ(chosen(given, {200, 100, 17}), "32x48x17");
-  EXPECT_EQ(chosen(given, {200, 100, 16}), "32x32x5");
-  EXPECT_EQ(given.choose({100, 200, 30}).resized, (ImageSize{32, 64, 17}));
+  EXPECT_EQ(chosen(listed, {100, 200, 30}), "48x32x17");
+  EXPECT_EQ(chosen(listed, {200, 100, 17}), "32x48x17");
+  EXPECT_EQ(chosen(listed, {200, 100, 16}), "32x32x5");
+  EXPECT_EQ(listed.choose({100, 200, 30}).resized, (ImageSize{32, 64, 17}));
   try {
-    given.choose({100, 200, 4});
+    listed.choose({100, 200, 4});
     FAIL() << "no error";
   } catch (const Error& e) {
     EXPECT_EQ(e.code(), Code::io);

@@ -8,7 +8,7 @@
 namespace md {
 namespace {
 
-/// The arrays called `name` of all rows, which lose them: there is little more than one copy at any time.
+/// Stacks the arrays called `name` of all rows and removes them from the rows: memory holds little more than one copy.
 HostArray joined(std::vector<ImageRow>& rows, const std::string& name) {
   const Shape first = rows[0].arrays.at(name).shape();
   Dims dims = first.dims;

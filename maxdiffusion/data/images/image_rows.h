@@ -1,4 +1,4 @@
-// Functions that preparing, loading and batching images share; for files of data/ only.
+// Functions shared by preparing, loading and batching images; for files of data/ only.
 #pragma once
 
 #include <atomic>
@@ -16,15 +16,15 @@ namespace md {
 /// Throws invalid_config for a resolution below 1, two kinds of crop, or masks of clips.
 void check_image_config(const ImageConfig& config);
 
-/// The image of a record, large enough for what `config` prepares. Throws io for a record without one. Of a clip
-/// only the size is given, with all frames that it has at the requested rate.
+/// The image of a record, decoded large enough for `config`. Throws io for a record without one. For a clip only the
+/// size is returned, with the number of its frames at the requested rate.
 DecodedImage decode_record(const Record& record, const ImageConfig& config, bool only_size = false);
 
 /// resize_and_crop, naming the record in its error.
 Fit resize_and_crop_of_record(const Record& record, ImageSize size, const ImageConfig& config,
                               const Placement& placement);
 
-/// Where the cut of the mirrored image starts.
+/// Left edge of the crop in the mirrored image.
 int64_t mirrored_left(const Fit& fit);
 
 /// By width, height and frames, as AspectBuckets orders its sizes.
@@ -34,7 +34,7 @@ struct SizeOrder {
   }
 };
 
-/// Of pixels, u8 [H, W, 3] or [F, H, W, 3], with axes in front of them or not; `clip`: they have frames.
+/// Size of pixels u8 [H, W, 3], with `clip` [F, H, W, 3]; more leading axes are allowed.
 inline ImageSize size_of_pixels(const HostArray& pixels, bool clip) {
   const auto end = pixels.dims().end();
   return {end[-3], end[-2], clip ? end[-4] : 1};
@@ -47,8 +47,8 @@ struct ImageRow {
   std::string fault;  // why the record cannot be used, or empty
 };
 
-/// The arrays of all rows, each with the rows as its axis 0. Rows are emptied one by one, so that there is little more
-/// than one copy at any time. Throws io naming a row whose arrays have other names or shapes than those of the first.
+/// Stacks the arrays of all rows along a new axis 0. Rows are emptied one by one, so that memory holds little more than
+/// one copy at any time. Throws io naming a row whose arrays differ in names or shapes from the first.
 HostArrays stack_rows(std::vector<ImageRow>& rows);
 
 /// Logs "read n of m images" at most every five seconds. Thread safe.

@@ -11,7 +11,7 @@
 namespace md {
 namespace {
 
-/// Those of the same image mirrored after the cut.
+/// time_ids of the same image mirrored after the crop.
 HostArray mirrored_ids(const PreparedImage& r) {
   HostArray a = HostArray::of<float>({DType::f32, {6}}, r.arrays.at("time_ids").view<float>());
   a.mutable_view<float>()[3] = static_cast<float>(mirrored_left(r.fit));
@@ -28,13 +28,14 @@ LoadedImages load_images(const RecordSource& source, const std::vector<int64_t>&
   check(!config.clip || !config.clip->random_start, Code::invalid_config,
         "random_start=true: these clips are prepared once; random starts need clips that are read in each step");
   const std::vector<PendingRecord> pending = source.find(records);
-  std::vector<ImageRow> made(pending.size());
+  std::vector<ImageRow> rows(pending.size());
   parallel_for(static_cast<int64_t>(pending.size()), [&](int64_t i, int) {
     const Record record = pending[static_cast<size_t>(i)]();
-    ImageRow& row = made[static_cast<size_t>(i)];
-    row.caption = record.caption, row.name = record.name;
+    ImageRow& row = rows[static_cast<size_t>(i)];
+    const ImageConfig& mine = config.of_folder(record.folder);
+    row.caption = applied(mine.captions, record.caption, 0, record.name), row.name = record.name;
     try {
-      PreparedImage image = prepare_image(record, config, {});
+      PreparedImage image = prepare_image(record, mine, {});
       check(!size || image.fit.size == *size, Code::io,
             "{}: its header gave a size for the bucket {}; it decodes to {}", record.name, size ? to_string(*size) : "",
             to_string(image.fit.size));
@@ -47,7 +48,8 @@ LoadedImages load_images(const RecordSource& source, const std::vector<int64_t>&
   });
   LoadedImages out;
   std::vector<ImageRow> good;
-  for (ImageRow& row : made) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    ImageRow& row = rows[i];
     if (!row.fault.empty()) {
       log_warning("skipped {}", row.fault);
       out.skipped.push_back(row.fault);
@@ -55,12 +57,15 @@ LoadedImages load_images(const RecordSource& source, const std::vector<int64_t>&
     }
     out.names.push_back(row.name);
     out.captions.push_back(row.caption);
+    out.numbers.push_back(records[i]);
     good.push_back(std::move(row));
   }
   if (good.empty()) return out;
   HostArrays arrays = stack_rows(good);
   out.pixels = arrays["pixels"], out.mask = arrays["mask"];
   out.time_ids = arrays["time_ids"], out.mirrored_time_ids = arrays["mirrored_time_ids"];
+  for (int64_t i = 0; i < config.references; ++i)
+    out.references.push_back(arrays.at(fmt::format("reference_image_{}", i)));
   if (out.mask && config.random_flip) out.mirrored_mask = mirrored(out.mask);
   return out;
 }

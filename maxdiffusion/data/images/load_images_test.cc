@@ -28,7 +28,7 @@ TEST(LoadImages, OfABucketAreOfItsSizeInStoredOrder) {
   EXPECT_EQ(bucket(2).captions, (std::vector<std::string>{"0", "3", "4", "6"}));
   EXPECT_EQ(bucket(2).time_ids.dims(), (Dims{4, 6}));
   EXPECT_EQ(bucket(2).time_ids.view<float>()[7], 41);
-  // A record that is not of the size that its header promised.
+  // A record whose size differs from the one in its header.
   std::vector<int64_t> wrong = sorted.records[2];
   wrong.push_back(sorted.records[1][0]);
   const LoadedImages loaded = load_images(*sorted.source, wrong, config, &sorted.sizes[2]);

@@ -12,12 +12,21 @@
 namespace md {
 namespace {
 
-/// The longest side that an image can be asked for.
+/// The longest side that the config can request.
 int64_t longest_side(const ImageConfig& c) {
   int64_t side = c.resolution;
   if (c.buckets)
     for (const ImageSize& s : c.buckets->sizes()) side = std::max({side, s.height, s.width});
   return side;
+}
+
+/// The part of `rgb` inside the record's box; the box is in pixels of the image's size `whole`.
+HostArray in_box(const Record& r, const HostArray& rgb, const ImageSize& whole) {
+  const CropBox& b = *r.box;
+  check(b.left + b.width <= whole.width && b.top + b.height <= whole.height, Code::invalid_config,
+        "{}: crop_box [{}, {}, {}, {}] is not inside of its {} pixels", r.name, b.left, b.top, b.width, b.height,
+        to_string(whole));
+  return rgb ? crop_rgb8(rgb, b.top, b.left, b.height, b.width) : HostArray();
 }
 
 HostArray fitted(const HostArray& rgb, const Fit& f, bool flip) {
@@ -27,8 +36,9 @@ HostArray fitted(const HostArray& rgb, const Fit& f, bool flip) {
   return flip ? flip_rgb8(out) : out;
 }
 
-/// Means over cells of `cell` × `cell` pixels, of 255.
-HostArray weights_of(const HostArray& rgb, int64_t cell) {
+/// Mask weights: means over cells of `cell` × `cell` pixels divided by 255, at least unmasked_weight, times
+/// loss_weight.
+HostArray weights_of(const HostArray& rgb, int64_t cell, const ImageConfig& c) {
   const int64_t h = rgb.dims()[0] / cell, w = rgb.dims()[1] / cell;
   check(h * cell == rgb.dims()[0] && w * cell == rgb.dims()[1], Code::invalid_config,
         "masks: {}x{} pixels do not divide into latents of {}x{} pixels", rgb.dims()[1], rgb.dims()[0], cell, cell);
@@ -41,31 +51,36 @@ HostArray weights_of(const HostArray& rgb, int64_t cell) {
       for (int64_t i = y * cell; i < (y + 1) * cell; ++i)
         for (int64_t k = x * cell; k < (x + 1) * cell; ++k)
           sum += from[static_cast<size_t>((i * rgb.dims()[1] + k) * 3)];
-      to[static_cast<size_t>(y * w + x)] =
-          static_cast<float>(static_cast<double>(sum) / static_cast<double>(255 * cell * cell));
+      const double mean = static_cast<double>(sum) / static_cast<double>(255 * cell * cell);
+      to[static_cast<size_t>(y * w + x)] = static_cast<float>(std::max(mean, c.unmasked_weight) * c.loss_weight);
     }
   return out;
 }
 
-HostArray ones(Dims dims) {
+HostArray constant(Dims dims, double value) {
   HostArray a(Shape{DType::f32, std::move(dims)});
-  std::ranges::fill(a.mutable_view<float>(), 1.0f);
+  std::ranges::fill(a.mutable_view<float>(), static_cast<float>(value));
   return a;
+}
+
+/// The full size of a record's image, ignoring its box.
+ImageSize decoded_whole(const Record& r) {
+  return decode_stored_image(r.image.bytes.data(), r.image.bytes.size(), r.name, {.only_size = true}).size;
 }
 
 HostArray mask_of(const Record& r, const DecodedImage& decoded, const ImageConfig& c, const Fit& fit, bool flip) {
   const int64_t cell = c.mask_downscale;
-  if (c.mask == MaskFrom::alpha) {
-    if (!decoded.alpha) return ones({fit.size.height / cell, fit.size.width / cell, 1});
-    return weights_of(fitted(decoded.alpha, fit, flip), cell);
-  }
+  if (c.mask == MaskFrom::whole || (c.mask == MaskFrom::alpha && !decoded.alpha))
+    return constant({fit.size.height / cell, fit.size.width / cell, 1}, c.loss_weight);
+  if (c.mask == MaskFrom::alpha) return weights_of(fitted(decoded.alpha, fit, flip), cell, c);
   check(!r.mask.bytes.empty(), Code::invalid_config, "{}: no mask", r.name);
   const std::string name = "mask of " + r.name;
   const DecodedImage mask =
-      decode_stored_image(r.mask.bytes.data(), r.mask.bytes.size(), name, {.side = longest_side(c)});
-  check(mask.size == decoded.size, Code::invalid_config, "{}: it has {} pixels; expected {}, the image's size", name,
-        to_string(mask.size), to_string(decoded.size));
-  return weights_of(fitted(mask.rgb, fit, flip), cell);
+      decode_stored_image(r.mask.bytes.data(), r.mask.bytes.size(), name, {.side = r.box ? 0 : longest_side(c)});
+  const ImageSize expected = r.box ? decoded_whole(r) : decoded.size;
+  check(mask.size == expected, Code::invalid_config, "{}: it has {} pixels; expected {}, the image's size", name,
+        to_string(mask.size), to_string(expected));
+  return weights_of(fitted(r.box ? in_box(r, mask.rgb, mask.size) : mask.rgb, fit, flip), cell, c);
 }
 
 HostArray time_ids(ImageSize original, const Fit& f, bool flip) {
@@ -78,13 +93,35 @@ HostArray time_ids(ImageSize original, const Fit& f, bool flip) {
   return a;
 }
 
+/// Reference image i of a record whose image was resized and cropped by `fit`.
+HostArray reference_of(const Record& r, size_t i, const DecodedImage& image, const ImageConfig& c, const Fit& fit,
+                       bool flip) {
+  const std::string name = fmt::format("reference image {} of {}", i, r.name);
+  const Blob& stored = r.references[i];
+  const DecodedImage decoded =
+      decode_stored_image(stored.bytes.data(), stored.bytes.size(), name, {.side = longest_side(c)});
+  if (decoded.size == image.size) return fitted(decoded.rgb, fit, flip);
+  const auto sides = [](const ImageSize& s) {
+    return std::pair(static_cast<double>(s.height), static_cast<double>(s.width));
+  };
+  const auto [h, w] = sides(decoded.size);
+  const auto [height, width] = sides(fit.size);
+  const double scale = std::max(height / h, width / w);
+  Fit centered{
+      .resized = {std::max(fit.size.height, std::lround(h * scale)), std::max(fit.size.width, std::lround(w * scale))},
+      .size = fit.size};
+  centered.top = (centered.resized.height - centered.size.height) / 2,
+  centered.left = (centered.resized.width - centered.size.width) / 2;
+  return fitted(decoded.rgb, centered, flip);
+}
+
 std::unique_ptr<VideoReader> open_clip(const Record& r, const ClipConfig& c) {
   check(r.fault.empty(), Code::io, "{}", r.fault);
   check(!r.pixels, Code::invalid_config, "{}: an image without frames; expected a clip", r.name);
   return r.frames.empty() ? open_video(r.image.bytes, r.name, c.threads) : open_image_sequence(r.frames, r.name, c.fps);
 }
 
-/// With as many frames as it has at the requested rate.
+/// Size of a clip, with the number of its frames at the requested rate.
 ImageSize size_of_clip(const VideoReader& video, const ClipConfig& c) {
   ImageSize size = video.size();
   size.frames = frames_in(video.times(), c.fps);
@@ -132,8 +169,8 @@ Fit resize_and_crop(ImageSize image, const ImageConfig& config, const Placement&
   } else if (config.center_crop || config.random_crop) {
     f.resized = h <= w ? ImageSize{r, r * w / h, frames} : ImageSize{r * h / w, r, frames};
   }
-  // torchvision: the long side is cut to a whole number; the centre's offset is rounded half to even, a random one is
-  // any with the same probability.
+  // As torchvision: the longer side is truncated to a whole number; the centre's offset is rounded half to even; a
+  // random offset is uniform.
   const auto offset = [&](int64_t over, double place) {
     const auto last = static_cast<double>(over);
     return static_cast<int64_t>(config.random_crop ? std::min(std::floor((last + 1) * place), last)
@@ -161,12 +198,22 @@ DecodedImage decode_record(const Record& r, const ImageConfig& c, bool only_size
   if (c.clip) return {.size = size_of_clip(*open_clip(r, *c.clip), *c.clip)};
   check(r.fault.empty(), Code::io, "{}", r.fault);
   if (r.pixels) return {.rgb = r.pixels, .size = {r.pixels.dims()[0], r.pixels.dims()[1]}};
-  return decode_stored_image(
+  DecodedImage d = decode_stored_image(
       r.image.bytes.data(), r.image.bytes.size(), r.name,
-      {.side = only_size ? 0 : longest_side(c), .alpha = c.mask == MaskFrom::alpha, .only_size = only_size});
+      {.side = only_size || r.box ? 0 : longest_side(c), .alpha = c.mask == MaskFrom::alpha, .only_size = only_size});
+  if (!r.box) return d;
+  d.rgb = in_box(r, d.rgb, d.size);
+  if (d.alpha) d.alpha = in_box(r, d.alpha, d.size);
+  d.size = {r.box->height, r.box->width};
+  return d;
 }
 
 Fit resize_and_crop_of_record(const Record& r, ImageSize size, const ImageConfig& config, const Placement& placement) {
+  const double shape = static_cast<double>(size.width) / static_cast<double>(std::max<int64_t>(size.height, 1));
+  check(size.height * size.width >= config.least_area && std::min(size.height, size.width) >= config.least_side,
+        Code::io, "{}: {} pixels, fewer than the dataset takes", r.name, to_string(size));
+  check(shape >= config.least_aspect && (config.greatest_aspect == 0 || shape <= config.greatest_aspect), Code::io,
+        "{}: {} pixels, an aspect ratio that the dataset does not take", r.name, to_string(size));
   try {
     return resize_and_crop(size, config, placement);
   } catch (const Error& e) {
@@ -179,9 +226,18 @@ PreparedImage prepare_image(const Record& record, const ImageConfig& config, con
   const DecodedImage decoded = decode_record(record, config);
   PreparedImage r{.arrays = {}, .fit = resize_and_crop_of_record(record, decoded.size, config, placement)};
   r.arrays["pixels"] = fitted(decoded.rgb, r.fit, placement.flip);
+  check(std::ssize(record.references) >= config.references, Code::io, "{}: {} reference images; expected {}",
+        record.name, record.references.size(), config.references);
+  for (int64_t i = 0; i < config.references; ++i)
+    r.arrays[fmt::format("reference_image_{}", i)] =
+        reference_of(record, static_cast<size_t>(i), decoded, config, r.fit, placement.flip);
   if (config.mask != MaskFrom::none) r.arrays["mask"] = mask_of(record, decoded, config, r.fit, placement.flip);
   if (config.sizes) r.arrays["time_ids"] = time_ids(decoded.size, r.fit, placement.flip);
   return r;
+}
+
+std::string caption_of(const Record& record, const ImageConfig& config, uint64_t bits) {
+  return drops_caption(config.captions, bits) ? "" : applied(config.captions, record.caption, bits, record.name);
 }
 
 Placement random_placement(const ImageConfig& config, uint64_t bits) {

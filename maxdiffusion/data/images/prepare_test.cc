@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
+
 #include <algorithm>
 #include <functional>
 #include <nlohmann/json.hpp>
@@ -13,6 +15,7 @@
 #include "maxdiffusion/data/images/test_images.h"
 #include "maxdiffusion/data/records/open_source.h"
 #include "maxdiffusion/media/image.h"
+#include "maxdiffusion/media/resize.h"
 
 namespace md {
 namespace {
@@ -36,7 +39,7 @@ std::string error_of(const std::function<void()>& f, Code code) {
   return "no error";
 }
 
-/// What a mask that equals the image must become: means of the red of its cells.
+/// The expected mask if the mask equals the image: the mean red value of each cell.
 std::vector<float> cells_of(const HostArray& pixels, int64_t cell) {
   std::vector<float> out;
   const auto v = pixels.view<uint8_t>();
@@ -51,7 +54,8 @@ std::vector<float> cells_of(const HostArray& pixels, int64_t cell) {
 }
 
 TEST(Mask, IsResizedByArea) {
-  // See tools/golden/buckets.py: torch's interpolation. The image has the right size: only cells are averaged.
+  // See tools/golden/buckets.py: torch's interpolation. The image already has the target size, so cells are only
+  // averaged.
   const json golden = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/buckets.json"));
   for (const json& row : golden["masks"]) {
     const int64_t h = row["height"], w = row["width"];
@@ -90,12 +94,12 @@ TEST(Mask, FollowsTheImage) {
       different.insert(floats(ready.arrays.at("mask")));
     }
   }
-  // Squeezed: mirrored or not. Cut from the middle or anywhere: also elsewhere. In a bucket as well.
+  // Squeezed: mirrored or not. Cropped at the centre or at random: also at different positions. The same in a bucket.
   EXPECT_EQ(different.size(), 2 + 3 + 3u);
 }
 
 TEST(Mask, ComesFromAlphaOrIsOneEverywhere) {
-  // 4 × 4 RGBA: the left half transparent, its colours kept.
+  // 4 × 4 RGBA: the left half is transparent but has colours.
   const TemporaryFolder folder;
   std::string png;
   {
@@ -107,13 +111,44 @@ TEST(Mask, ComesFromAlphaOrIsOneEverywhere) {
   const PreparedImage ready = prepare_image({.name = "it", .image = Blob::of(png)}, config, {});
   EXPECT_EQ(floats(ready.arrays.at("mask")), (std::vector<float>{0, 1, 0, 1}));
   for (uint8_t v : ready.arrays.at("pixels").view<uint8_t>()) EXPECT_EQ(v, 100);
-  // Without a mask the same image lies over white.
+  // Without a mask the same image is blended over white.
   const HostArray over =
       prepare_image({.name = "it", .image = Blob::of(png)}, {.resolution = 4}, {}).arrays.at("pixels");
   EXPECT_EQ(over.view<uint8_t>()[0], 255);
   EXPECT_EQ(over.view<uint8_t>()[9], 100);
   const PreparedImage opaque = prepare_image(record(smooth(4, 4)), config, {});
   EXPECT_EQ(floats(opaque.arrays.at("mask")), (std::vector<float>{1, 1, 1, 1}));
+}
+
+TEST(Mask, WeighsNoLessThanTheLeastWeightAndAllByTheFolders) {
+  HostArray mask(Shape{DType::u8, {4, 4, 3}});
+  for (size_t i = 0; i < 48; ++i) mask.mutable_view<uint8_t>()[i] = i % 12 < 6 ? 0 : 255;  // left half dark
+  Record r = record(smooth(4, 4));
+  r.mask = Blob::of(file_text(mask));
+  ImageConfig config{.resolution = 4, .mask = MaskFrom::record, .mask_downscale = 2, .unmasked_weight = 0.25};
+  EXPECT_EQ(floats(prepare_image(r, config, {}).arrays.at("mask")), (std::vector<float>{0.25, 1, 0.25, 1}));
+  config.loss_weight = 0.5;
+  EXPECT_EQ(floats(prepare_image(r, config, {}).arrays.at("mask")), (std::vector<float>{0.125, 0.5, 0.125, 0.5}));
+  config.mask = MaskFrom::whole;
+  EXPECT_EQ(floats(prepare_image(r, config, {}).arrays.at("mask")), (std::vector<float>{0.5, 0.5, 0.5, 0.5}));
+}
+
+TEST(CropBox, IsAllOfTheImageThatIsTrained) {
+  const HostArray rgb = smooth(20, 30);
+  Record whole = record(rgb), part = record(crop_rgb8(rgb, 3, 7, 8, 16));
+  whole.mask = whole.image, part.mask = part.image;
+  whole.box = {.left = 7, .top = 3, .width = 16, .height = 8};
+  ImageConfig config = in_small_buckets();
+  config.mask = MaskFrom::record;
+  const PreparedImage a = prepare_image(whole, config, {}), b = prepare_image(part, config, {});
+  EXPECT_EQ(a.fit.size, b.fit.size);
+  for (const char* name : {"pixels", "mask"}) {
+    ASSERT_EQ(a.arrays.at(name).shape(), b.arrays.at(name).shape());
+    EXPECT_EQ(0, std::memcmp(a.arrays.at(name).data(), b.arrays.at(name).data(), a.arrays.at(name).bytes())) << name;
+  }
+  whole.box->width = 24;
+  EXPECT_EQ(error_of([&] { prepare_image(whole, config, {}); }, Code::invalid_config),
+            "it: crop_box [7, 3, 24, 8] is not inside of its 30x20 pixels");
 }
 
 TEST(Mask, MissingOrOfAnotherSizeIsRefusedByName) {
@@ -142,7 +177,7 @@ TEST(Mask, MissingOrOfAnotherSizeIsRefusedByName) {
 
 // S4-57
 TEST(Sizes, AreThoseOfTheImageAndItsCut) {
-  // 20 high, 40 wide; the short side becomes 16, so the other 32.
+  // 20 high, 40 wide; the short side becomes 16, so the long side 32.
   const Record r = record(smooth(20, 40));
   const auto ids = [&](ImageConfig c, Placement p = {}) {
     c.sizes = true;
@@ -156,9 +191,10 @@ TEST(Sizes, AreThoseOfTheImageAndItsCut) {
   const ImageConfig anywhere{.resolution = 16, .random_crop = true};
   EXPECT_EQ(ids(anywhere, {.x = 0}), (std::vector<float>{20, 40, 0, 0, 16, 16}));
   EXPECT_EQ(ids(anywhere, {.x = 0.3}), (std::vector<float>{20, 40, 0, 5, 16, 16}));
-  // Mirrored, the cut lies as far from the other side: 32 − 16 − 5.
+  // Mirrored, the crop has the same distance from the other side: 32 − 16 − 5.
   EXPECT_EQ(ids(anywhere, {.flip = true, .x = 0.3}), (std::vector<float>{20, 40, 0, 11, 16, 16}));
-  // Its bucket is 20 wide and 12 high (5:3) or 24 × 8 (3:1): 2:1 is nearer to 5:3. 24 × 12 is resized, 2 columns go.
+  // Its bucket is 20 wide and 12 high (5:3) or 24 × 8 (3:1): 2:1 is nearer to 5:3. It is resized to 24 × 12 and loses 2
+  // columns on each side.
   EXPECT_EQ(ids(in_small_buckets()), (std::vector<float>{20, 40, 0, 2, 12, 20}));
 }
 

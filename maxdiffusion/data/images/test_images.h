@@ -25,7 +25,7 @@ inline ImageConfig in_small_buckets() {
   return {.resolution = 16, .buckets = AspectBuckets({16, 8, 32, 4}), .mask_downscale = 2};
 }
 
-/// Four wide images, two high ones, a square one and one that does not decode.
+/// Four wide images, two tall ones, a square one and one that does not decode.
 struct Mixed {
   TemporaryFolder folder;
   Mixed() {

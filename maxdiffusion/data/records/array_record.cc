@@ -1,4 +1,4 @@
-// ArrayRecord files, the `grain` type of the reference: chunks of records in Riegeli's container, and an index of the
+// ArrayRecord files, MaxDiffusion's dataset_type `grain`: chunks of records in Riegeli's container, and an index of the
 // chunks at the end. Source: Riegeli's "records file format" and array_record's layout.proto.
 #include <highwayhash/c_bindings.h>
 
@@ -123,7 +123,7 @@ class File {
   }
 
   struct Place {
-    int64_t at, first;  // byte; number of its first record in the file
+    int64_t at, first;  // byte offset; number of its first record in the file
   };
   std::vector<Place> chunks;
   int64_t size = 0;
@@ -188,17 +188,17 @@ class ArrayRecords : public RecordSource {
   std::shared_ptr<const Chunk> chunk_of(const File& file, int64_t at) const {
     {
       const std::lock_guard lock(mutex_);
-      for (const Held& h : held_) {
+      for (const DecodedChunk& h : decoded_) {
         if (h.file == &file && h.at == at) return h.chunk;
       }
     }
     auto chunk = file.read_chunk(at);
     const std::lock_guard lock(mutex_);
-    held_.push_front({&file, at, chunk});
-    if (held_.size() > kChunksHeld) held_.pop_back();
+    decoded_.push_front({&file, at, chunk});
+    if (decoded_.size() > kChunksHeld) decoded_.pop_back();
     return chunk;
   }
-  struct Held {
+  struct DecodedChunk {
     const File* file;
     int64_t at;
     std::shared_ptr<const Chunk> chunk;
@@ -208,7 +208,7 @@ class ArrayRecords : public RecordSource {
   std::vector<int64_t> first_;
   int64_t size_ = 0;
   mutable std::mutex mutex_;
-  mutable std::deque<Held> held_;  // the chunks last decoded
+  mutable std::deque<DecodedChunk> decoded_;  // the chunks decoded most recently
 };
 
 }  // namespace

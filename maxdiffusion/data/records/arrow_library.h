@@ -1,6 +1,6 @@
-// What this program uses of Arrow C++. Its libraries are large, so the shared library that implements this interface
-// (maxdiffusion/data/records/arrow/) is opened when first needed, and no other file includes their headers. Errors are
-// md::Error, io, with the name of the file. Everything is thread safe.
+// This program's interface to Arrow C++. Arrow's libraries are large, so the shared library that implements this
+// interface (maxdiffusion/data/records/arrow/) is opened when first needed, and no other file includes their headers.
+// Errors are md::Error, io, with the name of the file. Everything is thread safe.
 #pragma once
 
 #include <memory>
@@ -18,16 +18,16 @@ struct Cell {
   Blob bytes;
   std::string path;  // of a struct {bytes, path}, or of a text
   bool null = false, array = false;
-  DType dtype = DType::u8;    // of an array
-  std::vector<int64_t> dims;  // of an array, [] for a number
+  DType dtype = DType::u8;    // of the elements of an array
+  std::vector<int64_t> dims;  // of an array; [] for a number
 };
 
-/// Rows that were stored together.
+/// A group of rows that a file stores together.
 class TableGroup {
  public:
   virtual ~TableGroup() = default;
   /// `column`: index into the requested columns. Throws io unless its type is text, bytes, a struct {bytes,
-  /// path}, a list of texts (of which the first is taken), a number, or a (nested) list of numbers.
+  /// path}, a list of texts (the first is used), a number, or a (nested) list of numbers.
   virtual Cell cell(size_t column, int64_t row) const = 0;
 };
 
@@ -49,7 +49,7 @@ class ArrowLibrary {
   virtual ~ArrowLibrary() = default;
   /// A Parquet file, or an Arrow file (IPC format, stream or file).
   virtual std::shared_ptr<const Table> open_table(std::shared_ptr<const InputFile> file) const = 0;
-  /// codec: "zstd", "brotli" or "snappy"; `size`: of the result.
+  /// codec: "zstd", "brotli" or "snappy". `size`: bytes of the result.
   virtual std::string decompress(const std::string& codec, std::string_view bytes, int64_t size) const = 0;
 };
 

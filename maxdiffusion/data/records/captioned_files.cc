@@ -14,7 +14,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Written to a temporary name and renamed, so that a file is old or new but never half; one sync at the end covers all.
+// Writes to a temporary name and renames, so that a file is old or new but never partial; one sync at the end covers
+// all files.
 void replace_file(const std::string& path, const std::string& bytes) {
   const std::string temporary = path + ".tmp";
   FileWriter out(temporary);
@@ -47,7 +48,7 @@ void write_captioned_files(const std::string& folder, const std::string& extensi
   }
   sync_file_system(folder);
   write_file_atomic((fs::path(folder) / "metadata.jsonl").string(), metadata);
-  // Those beyond would be listed without caption.
+  // Files of an earlier call would be listed without captions.
   for (size_t i = files.size(); fs::remove(fs::path(folder) / name(i)); ++i) {
   }
 }

@@ -9,10 +9,10 @@ namespace md {
 
 struct CaptionedFile {
   std::string bytes;
-  nlohmann::ordered_json columns;  // of metadata.jsonl behind file_name: "text", …
+  nlohmann::ordered_json columns;  // the line of metadata.jsonl after file_name: "text", …
 };
-/// Writes `folder`/0000`extension`, 0001`extension`, … and then metadata.jsonl, atomically. Files are old or new but
-/// never half; those that an earlier call wrote beyond these go away. Throws io.
+/// Writes `folder`/0000`extension`, 0001`extension`, … and then metadata.jsonl, each atomically. Removes further files
+/// of an earlier call. Throws io.
 void write_captioned_files(const std::string& folder, const std::string& extension,
                            const std::vector<CaptionedFile>& files);
 

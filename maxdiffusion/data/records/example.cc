@@ -19,7 +19,7 @@ constexpr std::pair<int, DType> kTypes[] = {{1, DType::f32},   {2, DType::f64}, 
                                             {14, DType::bf16}, {17, DType::u16}, {19, DType::f16}, {22, DType::u32},
                                             {23, DType::u64}};
 
-/// `values`, the last of which stands for all that follow.
+/// Copies `values`; the last one is repeated for the remaining elements.
 template <class T, class Values>
 void fill(HostArray& to, const Values& values) {
   auto v = to.mutable_view<T>();
@@ -106,14 +106,18 @@ Record record_of_example(std::string_view bytes, const DataSourceConfig& config,
     return r;
   }
   const auto bytes_of = [&](size_t i) {
-    auto* list = features.at(w.names[i]).mutable_bytes_list();
+    const auto* list = &features.at(w.names[i]).bytes_list();
     check(features.at(w.names[i]).kind_case() != example::Feature::kFloatList && list->value_size() <= 1, Code::io,
           "{}: '{}' holds {} values; expected one", name, w.names[i], list->value_size());
-    return list->value_size() == 0 ? std::string() : std::move(*list->mutable_value(0));
+    return list->value_size() == 0 ? std::string() : list->value(0);
   };
   r.image = Blob::of(bytes_of(0));
   r.caption = bytes_of(1);
   if (r.image.bytes.empty()) r.fault = name + ": no image";
+  for (size_t i = 2; i < w.names.size(); ++i) {
+    r.references.push_back(Blob::of(bytes_of(i)));
+    if (r.references.back().bytes.empty()) r.fault = fmt::format("{}: no image in '{}'", name, w.names[i]);
+  }
   return r;
 }
 

@@ -1,5 +1,4 @@
-// Datasets as Hugging Face keeps them: Parquet or Arrow files in splits, what save_to_disk wrote, or a folder of images
-// or clips.
+// Hugging Face datasets: Parquet or Arrow files in splits, the output of save_to_disk, or a folder of images or clips.
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -21,11 +20,11 @@ Files only(const Files& files, F keep) {
   return out;
 }
 
-/// The files of one split, by their names and folders, as in Hugging Face datasets: "train-00000-of-00002",
-/// "data/train/0000.parquet". Where no name says a split, all are.
+/// The files of one split, by file and folder names as in Hugging Face datasets: "train-00000-of-00002",
+/// "data/train/0000.parquet". All files if no name contains a split.
 Files of_split(const Files& files, const std::string& root, const std::string& split) {
   static const std::initializer_list<const char*> kSplits = {"train", "test", "validation", "valid", "dev", "eval"};
-  const auto says = [&](const FoundFile& f, const std::string& word) {
+  const auto name_contains = [&](const FoundFile& f, const std::string& word) {
     const std::string path = path_of(f).substr(std::min(shown(root).size(), path_of(f).size()));
     for (size_t at = path.find(word); at != std::string::npos; at = path.find(word, at + 1)) {
       const size_t end = at + word.size();
@@ -35,17 +34,17 @@ Files of_split(const Files& files, const std::string& root, const std::string& s
     }
     return false;
   };
-  Files mine = only(files, [&](const FoundFile& f) { return says(f, split); });
+  Files mine = only(files, [&](const FoundFile& f) { return name_contains(f, split); });
   if (!mine.empty()) return mine;
   const bool any = std::ranges::any_of(files, [&](const FoundFile& f) {
-    return std::ranges::any_of(kSplits, [&](const char* s) { return says(f, s); });
+    return std::ranges::any_of(kSplits, [&](const char* s) { return name_contains(f, s); });
   });
   check(!any, Code::io, "'{}': no file of split '{}'; the first of {} is {}", shown(root), split, files.size(),
         path_of(files[0]));
   return files;
 }
 
-/// What datasets.save_to_disk wrote: state.json names the files of a split; dataset_dict.json the splits.
+/// Output of datasets.save_to_disk: state.json names the files of a split; dataset_dict.json names the splits.
 std::optional<Files> saved_to_disk(const Files& files, const std::string& root, const std::string& split) {
   const auto named = [&](const std::string& path) {
     const auto it = std::ranges::find(files, shown(path), path_of);
@@ -85,7 +84,7 @@ std::optional<Files> saved_to_disk(const Files& files, const std::string& root, 
 
 }  // namespace
 
-// Parquet, Arrow, an image folder or a clip folder, whichever a folder holds.
+// Opens Parquet, Arrow, an image folder or a clip folder, depending on the files.
 SourcePtr hf_source(const std::string& where, const DataSourceConfig& config) {
   const Files files = list_inputs(where);
   if (where.find(',') == std::string::npos) {
@@ -98,13 +97,13 @@ SourcePtr hf_source(const std::string& where, const DataSourceConfig& config) {
                             : std::filesystem::is_directory(where);
     check(folder, Code::io, "'{}': expected .parquet or .arrow files, or an image folder; the first of {} files is {}",
           shown(where), files.size(), path_of(files[0]));
-    // Images may lie in a folder for each split.
-    const std::string own = below(where, config.train_split);
-    const bool split =
-        std::ranges::any_of(files, [&](const FoundFile& f) { return path_of(f).starts_with(shown(own) + "/"); });
+    // Images may be in one folder per split.
+    const std::string split_folder = below(where, config.train_split);
+    const bool split = std::ranges::any_of(
+        files, [&](const FoundFile& f) { return path_of(f).starts_with(shown(split_folder) + "/"); });
     check(split || config.train_split == "train", Code::io, "'{}': no folder of split '{}'", shown(where),
           config.train_split);
-    return (holds_clips(files) ? clip_folder_source : image_folder_source)(split ? own : where, config);
+    return (holds_clips(files) ? clip_folder_source : image_folder_source)(split ? split_folder : where, config);
   }
   return table_source(of_split(tables, where, config.train_split), config);
 }

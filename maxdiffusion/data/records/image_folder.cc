@@ -29,11 +29,11 @@ std::string lower_extension(const fs::path& p) {
   return e;
 }
 
-/// What a folder holds, and how messages call it.
+/// A kind of folder, and its words for messages.
 struct Content {
   const char *folder, *items, *formats;
   std::set<std::string> extensions;
-  bool clips = false;  // folders of frames are items, too
+  bool clips = false;  // folders of frames are also items
 };
 const Content kImages{"image folder",
                       "images",
@@ -48,7 +48,7 @@ bool is_frame(const std::string& extension) {
   return extension == ".png" || extension == ".jpg" || extension == ".jpeg";
 }
 
-/// Numbers in names count by their value: "frame 9" comes before "frame 10".
+/// Compares names; numbers in them by value: "frame 9" comes before "frame 10".
 bool in_name_order(const std::string& a, const std::string& b) {
   const auto digits = [](const std::string& s, size_t i) {
     return std::min(s.find_first_not_of("0123456789", i), s.size()) - i;
@@ -71,13 +71,13 @@ bool in_name_order(const std::string& a, const std::string& b) {
   return a.size() != b.size() ? a.size() < b.size() : a < b;
 }
 
-// The files of a folder, before anything is read: names relative to it, sorted.
+// The files of a folder before any is read: names relative to it, sorted.
 struct Listing {
   const Content* content;
   std::string root;
   std::map<std::string, FoundFile> files;
   std::set<std::string> items, texts, metadata;
-  std::map<std::string, std::vector<std::string>> frames;  // of each folder that is a clip
+  std::map<std::string, std::vector<std::string>> frames;  // frames of each folder that is a clip
 
   std::string location(const std::string& name) const {
     if (is_remote(root)) return below(root, name);
@@ -89,7 +89,7 @@ struct Listing {
   }
 };
 
-/// Without the mark of byte order that some editors put in front.
+/// The text without a byte order mark, which some editors write.
 std::string text_of(const FoundFile& f) {
   const auto file = open_input(f);
   const Blob blob = file->read(0, file->size());
@@ -98,7 +98,7 @@ std::string text_of(const FoundFile& f) {
   return std::string(text);
 }
 
-/// A path below a folder, without dots; empty where it leads out.
+/// A normalized path below a folder, without dots; empty if it leads outside.
 std::string path_inside(const fs::path& path) {
   std::string name = path.lexically_normal().string();
   if (name.ends_with('/')) name.pop_back();
@@ -106,8 +106,8 @@ std::string path_inside(const fs::path& path) {
   return out ? "" : name;
 }
 
-/// Says what of a folder is not read.
-void tell_left_out(const std::string& what, const SkippedLinks& links, const std::map<std::string, int64_t>& others) {
+/// Warns of files that are not read.
+void warn_of_skipped(const std::string& what, const SkippedLinks& links, const std::map<std::string, int64_t>& others) {
   if (!links.empty())
     log_warning("{}: {} not followed; the first is {}: {}", what,
                 links.size() == 1 ? "1 link is" : fmt::format("{} links are", links.size()), links.begin()->first,
@@ -123,9 +123,9 @@ void tell_left_out(const std::string& what, const SkippedLinks& links, const std
                 files == 1 ? "1 file of another kind is" : fmt::format("{} files of other kinds are", files), kinds);
 }
 
-/// `what` is listed, and what to try where there is no folder: for messages.
+/// `what`: description, and `hint`: what to try, if the folder is missing; for messages.
 Listing listing_of(const std::string& folder, const Content& content, const char* what = nullptr,
-                   const char* hint = nullptr) {
+                   const char* hint = nullptr, const ImageFolderConfig& config = {}) {
   Listing all{.content = &content, .root = is_remote(folder) ? folder : fs::path(folder).lexically_normal().string()};
   std::error_code ec;
   const bool is_folder = is_remote(folder) || fs::is_directory(folder, ec);
@@ -143,19 +143,23 @@ Listing listing_of(const std::string& folder, const Content& content, const char
   for (const FoundFile& f : found) {
     const fs::path p = split_location(f.location).path.substr(before.size());
     const std::string e = lower_extension(p);
+    const bool of_clip = content.clips && is_frame(e) && !p.parent_path().has_parent_path();
+    if (!config.recursive && p.has_parent_path() && !of_clip) continue;
+    const bool is_text = std::ranges::any_of(config.caption_extensions,
+                                             [&](const std::string& ending) { return p.string().ends_with(ending); });
     all.files[p.string()] = f;
     if (p.filename() == kMetadata || p.filename() == kMetadataCsv) all.metadata.insert(p.string());
     check(p.filename() != "metadata.parquet", Code::io, "{}: captions are read from {}, {} or .txt files",
           shown(f.location), kMetadata, kMetadataCsv);
     if (content.extensions.contains(e)) all.items.insert(p.string());
     if (content.clips && is_frame(e)) all.frames[p.parent_path().string()].push_back(p.string());
-    if (e == ".txt") all.texts.insert(p.string());
-    const bool known = content.extensions.contains(e) || (content.clips && is_frame(e)) || e == ".txt" ||
+    if (is_text) all.texts.insert(p.string());
+    const bool known = content.extensions.contains(e) || (content.clips && is_frame(e)) || is_text ||
                        all.metadata.contains(p.string());
-    if (!known) ++others[e.empty() ? "without extension" : e];
+    if (!known && !config.quiet) ++others[e.empty() ? "without extension" : e];
   }
-  tell_left_out(fmt::format("{} '{}'", content.folder, shown(folder)), links, others);
-  // Images beside videos, and those in the folder itself, are no clips.
+  warn_of_skipped(fmt::format("{} '{}'", content.folder, shown(folder)), links, others);
+  // Images next to videos, or in the folder itself, are not clips.
   std::set<std::string> of_videos{""};
   for (const std::string& video : all.items) of_videos.insert(fs::path(video).parent_path().string());
   std::erase_if(all.frames, [&](const auto& clip) { return of_videos.contains(clip.first); });
@@ -166,7 +170,7 @@ Listing listing_of(const std::string& folder, const Content& content, const char
   return all;
 }
 
-// A caption cell: text, null, or a list of which the first counts.
+// A caption cell: a text, null, or a list whose first entry is used.
 std::optional<std::string> caption_of(const nlohmann::json& cell) {
   if (cell.is_string()) return cell.get<std::string>();
   if (cell.is_null()) return "";
@@ -197,7 +201,7 @@ void each_json_line(const std::string& file, const std::string& text, const Row&
   }
 }
 
-// Source of the form: RFC 4180. The first row names the columns.
+// Format: RFC 4180. The first row names the columns.
 void each_csv_row(const std::string& file, const std::string& text, const Row& f) {
   std::vector<std::string> names, cells;
   std::string cell;
@@ -247,37 +251,62 @@ void each_csv_row(const std::string& file, const std::string& text, const Row& f
   if (!cell.empty() || !cells.empty()) end_row();
 }
 
-// Adds the rows of one metadata file: name of the image → caption.
+/// Metadata of an item.
+struct Named {
+  std::string caption;
+  std::vector<std::string> references;
+  std::optional<CropBox> box;
+};
+
+/// "crop_box": [left, top, width, height].
+std::optional<CropBox> box_of(const nlohmann::json& row, const std::string& where) {
+  if (!row.contains("crop_box") || row["crop_box"].is_null()) return {};
+  const auto& cell = row["crop_box"];
+  bool right = cell.is_array() && cell.size() == 4;
+  for (size_t i = 0; right && i < 4; ++i)
+    right = cell[i].is_number_integer() && cell[i].get<int64_t>() >= (i < 2 ? 0 : 1);
+  check(right, Code::io, "{}: crop_box is {}; expected [left, top, width, height] in pixels", where, cell.dump());
+  return CropBox{cell[0], cell[1], cell[2], cell[3]};
+}
+
+// Adds the rows of one metadata file, by name of the image.
 void read_metadata(const Listing& all, const std::string& name, const ImageFolderConfig& config,
-                   std::map<std::string, std::string>& captions) {
+                   std::map<std::string, Named>& rows) {
   const std::string file = shown(all.location(name));
   std::map<std::string, int64_t> line_of;
   const auto add = [&](int64_t number, const nlohmann::json& row) {
-    // Hugging Face's loader makes of the column file_name one that is called image.
+    // Hugging Face's loader names the column file_name "image".
     const bool usual =
         config.image_column == (all.content->clips ? "video" : "image") || config.image_column == "image";
     const bool renamed = usual && !row.contains(config.image_column) && row.contains("file_name");
     const std::string image_column = renamed ? "file_name" : config.image_column;
-    for (const std::string& column : {image_column, config.caption_column}) {
+    std::vector<std::string> columns = {image_column, config.caption_column};
+    columns.insert(columns.end(), config.reference_columns.begin(), config.reference_columns.end());
+    for (const std::string& column : columns) {
       check(row.contains(column), Code::io, "{}:{}: no column '{}'; the line has: {}", file, number, column,
             keys_of(row));
     }
-    const auto& cell = row[image_column];
-    check(cell.is_string(), Code::io, "{}:{}: '{}' must be a string", file, number, image_column);
+    const auto named = [&](const std::string& column) {
+      const auto& cell = row[column];
+      check(cell.is_string(), Code::io, "{}:{}: '{}' must be a string", file, number, column);
+      const std::string item = path_inside(fs::path(name).parent_path() / cell.template get<std::string>());
+      check(!item.empty(), Code::io, "{}:{}: names '{}', which is not inside of '{}'", file, number,
+            cell.template get<std::string>(), shown(all.root));
+      // Files whose names start with a dot are not listed, but metadata may name them.
+      std::error_code ec;
+      const bool there = all.items.contains(item) || all.files.contains(item) ||
+                         (!is_remote(all.root) && fs::is_regular_file(fs::symlink_status(all.location(item), ec)));
+      check(there, Code::io, "{}:{}: names '{}', which does not exist", file, number, shown(all.location(item)));
+      return item;
+    };
+    const std::string item = named(image_column);
     const auto caption = caption_of(row[config.caption_column]);
     check(caption.has_value(), Code::io, "{}:{}: '{}' must be a string", file, number, config.caption_column);
-    const std::string item = path_inside(fs::path(name).parent_path() / cell.get<std::string>());
-    check(!item.empty(), Code::io, "{}:{}: names '{}', which is not inside of '{}'", file, number,
-          cell.get<std::string>(), shown(all.root));
-    // Files whose names start with a dot are listed by no one, but may be named.
-    std::error_code ec;
-    const bool there = all.items.contains(item) || all.files.contains(item) ||
-                       (!is_remote(all.root) && fs::is_regular_file(fs::symlink_status(all.location(item), ec)));
-    check(there, Code::io, "{}:{}: names '{}', which does not exist", file, number, shown(all.location(item)));
     const auto [before, fresh] = line_of.emplace(item, number);
     check(fresh, Code::io, "{}:{}: names '{}' again, first on line {}", file, number, shown(all.location(item)),
           before->second);
-    captions[item] = *caption;
+    rows[item] = {*caption, {}, box_of(row, fmt::format("{}:{}", file, number))};
+    for (const std::string& column : config.reference_columns) rows[item].references.push_back(named(column));
   };
   const std::string text = text_of(all.file(name));
   name.ends_with(kMetadataCsv) ? each_csv_row(file, text, add) : each_json_line(file, text, add);
@@ -285,8 +314,10 @@ void read_metadata(const Listing& all, const std::string& name, const ImageFolde
 
 std::vector<ImageItem> items_of(const std::string& folder, Listing found, const ImageFolderConfig& config) {
   const auto place = [&](const std::string& name) { return shown(found.location(name)); };
-  std::map<std::string, std::string> captions;
+  std::map<std::string, Named> captions;
   for (const std::string& file : found.metadata) read_metadata(found, file, config, captions);
+  for (const auto& [item, row] : captions)
+    for (const std::string& reference : row.references) found.items.erase(reference);
   const bool usual = config.image_column == "image" || config.image_column == "video" ||
                      config.image_column == ImageFolderConfig().image_column;
   for (const auto& [key, renamed] :
@@ -294,7 +325,7 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
     if (found.metadata.empty() && renamed)
       log_warning("{} is ignored: there is no {}, captions are in .txt files", key, kMetadata);
   const auto& [what, things, formats, extensions, clips] = *found.content;
-  for (const auto& [item, caption] : captions) found.items.insert(item);
+  for (const auto& [item, row] : captions) found.items.insert(item);
   if (found.items.empty()) {
     Error error(Code::io, fmt::format("{} '{}': no {} ({})", what, shown(folder), things, formats));
     if (!found.texts.empty())
@@ -304,17 +335,34 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
     throw error.note(fmt::format("try: train_data_dir names the folder that holds the {}", things));
   }
   std::vector<ImageItem> items;
-  std::vector<std::string> texts;  // beside the items; "": none, or not asked
+  std::vector<std::string> texts;  // caption files of the items; "": none, or not read
   int64_t bare = 0;
   for (const std::string& item : found.items) {
     const auto frames = found.frames.find(item);
-    std::string text = frames != found.frames.end() ? item + ".txt" : fs::path(item).replace_extension(".txt").string();
-    const bool beside = found.texts.erase(text) > 0;
+    std::string text;
+    for (const std::string& ending : config.caption_extensions) {
+      const std::string name =
+          frames != found.frames.end() ? item + ending : fs::path(item).replace_extension(ending).string();
+      if (found.texts.erase(name) > 0 && text.empty()) text = name;
+    }
+    const bool beside = !text.empty();
     if (config.max_train_samples >= 0 && static_cast<int64_t>(items.size()) >= config.max_train_samples) continue;
     const auto named = captions.find(item);
     bare += named == captions.end() && !beside;
     const FoundFile file = found.file(item);
-    items.push_back({file.location, item, named != captions.end() ? named->second : "", file.size, {}});
+    items.push_back({.file = file.location,
+                     .name = item,
+                     .caption = named != captions.end() ? named->second.caption : "",
+                     .size = file.size,
+                     .modified = file.modified,
+                     .captioned = beside || named != captions.end()});
+    check(config.reference_columns.empty() || named != captions.end(), Code::io,
+          "cond_image_column: '{}' has no reference image; expected a line of {} that names it", place(item),
+          kMetadata);
+    if (named != captions.end()) items.back().box = named->second.box;
+    if (named != captions.end())
+      for (const std::string& reference : named->second.references)
+        items.back().references.push_back(found.file(reference));
     if (frames != found.frames.end())
       for (const std::string& frame : frames->second) items.back().frames.push_back(found.file(frame));
     texts.push_back(named == captions.end() && beside ? text : "");
@@ -334,11 +382,11 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
   if (invalid > 0)
     log_warning("{} '{}': {} captions are not UTF-8, the first is that of {}; invalid bytes become U+FFFD", what,
                 shown(folder), invalid, shown(first_invalid));
-  if (bare > 0) {
+  if (bare > 0 && !config.quiet) {
     log_warning("{} '{}': {} of {} {} {} no caption ({} or .txt): they train with an empty one", what, shown(folder),
                 bare, items.size(), things, bare == 1 ? "has" : "have", kMetadata);
   }
-  if (!found.texts.empty() && captions.empty() && bare < static_cast<int64_t>(items.size())) {
+  if (!found.texts.empty() && captions.empty() && !config.quiet && bare < static_cast<int64_t>(items.size())) {
     log_warning("{} '{}': {} .txt files have no {} next to them, the first is {}", what, shown(folder),
                 found.texts.size(), clips ? "clip" : "image", place(*found.texts.begin()));
   }
@@ -348,7 +396,7 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
   return items;
 }
 
-/// The masks of images, one each: of the same path below their folder, whatever the extension.
+/// The mask of each image: the file with the same path in the masks' folder, with any extension.
 std::vector<FoundFile> find_masks(const Listing& listing, const std::vector<ImageItem>& items) {
   const auto stem = [](const std::string& name) { return fs::path(name).replace_extension().string(); };
   std::map<std::string, FoundFile> masks;
@@ -376,27 +424,16 @@ class ImageFolder : public RecordSource {
               const DataSourceConfig& config)
       : RecordSource(fmt::format("{} '{}'", found.content->folder, shown(folder)),
                      fingerprint_of(found) + (masks ? fingerprint_of(*masks) : "") + columns_key(config)),
-        items_(items_of(folder, std::move(found),
-                        {config.image_column, config.caption_column, config.max_train_samples})) {
+        items_(items_of(
+            folder, std::move(found),
+            {config.image_column, config.caption_column, config.max_train_samples, config.reference_columns()})) {
     if (masks) masks_ = find_masks(*masks, items_);
   }
   int64_t size() const override { return static_cast<int64_t>(items_.size()); }
   bool masks() const override { return !masks_.empty(); }
   Record read(int64_t index) const override {
-    const ImageItem& item = items_[static_cast<size_t>(index)];
-    Record r{.name = shown(item.file), .caption = item.caption};
-    try {
-      const auto stored = [](const FoundFile& f) {
-        const auto file = open_input(f);
-        return file->read(0, file->size());
-      };
-      if (item.frames.empty()) r.image = stored({item.file, item.size});
-      for (const FoundFile& frame : item.frames) r.frames.push_back(stored(frame));
-      if (!masks_.empty()) r.mask = stored(masks_[static_cast<size_t>(index)]);
-    } catch (const Error& e) {
-      r.fault = e.message();
-    }
-    return r;
+    const auto i = static_cast<size_t>(index);
+    return read_item(items_[i], masks_.empty() ? nullptr : &masks_[i]);
   }
 
  private:
@@ -406,13 +443,36 @@ class ImageFolder : public RecordSource {
     return md::fingerprint_of(files);
   }
   std::vector<ImageItem> items_;
-  std::vector<FoundFile> masks_;  // of each; empty: none are requested
+  std::vector<FoundFile> masks_;  // of each item; empty: no masks are requested
 };
 
 }  // namespace
 
 std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageFolderConfig& config) {
-  return items_of(folder, listing_of(folder, kImages), config);
+  return items_of(folder, listing_of(folder, config.clips ? kClips : kImages, nullptr, nullptr, config), config);
+}
+
+std::vector<FoundFile> list_masks(const std::string& folder, const std::vector<ImageItem>& items) {
+  return find_masks(listing_of(folder, kImages, "conditioning_data_dir",
+                               "try: a folder of masks, each with its image's path and name"),
+                    items);
+}
+
+Record read_item(const ImageItem& item, const FoundFile* mask) {
+  Record r{.name = shown(item.file), .box = item.box, .caption = item.caption};
+  try {
+    const auto stored = [](const FoundFile& f) {
+      const auto file = open_input(f);
+      return file->read(0, file->size());
+    };
+    if (item.frames.empty()) r.image = stored({item.file, item.size});
+    for (const FoundFile& frame : item.frames) r.frames.push_back(stored(frame));
+    for (const FoundFile& reference : item.references) r.references.push_back(stored(reference));
+    if (mask) r.mask = stored(*mask);
+  } catch (const Error& e) {
+    r.fault = e.message();
+  }
+  return r;
 }
 
 SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig& config) {
@@ -444,7 +504,7 @@ bool holds_clips(const Files& files) {
   std::set<std::string> videos = kClips.extensions;
   videos.erase(".webp");
   std::set<std::string> images = kImages.extensions;
-  images.erase(".gif");  // of gifs alone: clips
+  images.erase(".gif");  // a folder of GIFs contains clips
   return any(videos) && !any(images);
 }
 

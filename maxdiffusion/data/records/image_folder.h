@@ -1,13 +1,16 @@
 // An image folder: images (png, jpeg, webp, gif, bmp, tiff, avif) with captions from `metadata.jsonl` ({"file_name": …,
 // "text": …}), `metadata.csv`, or a `.txt` with the name of each image; metadata wins. The layout is Hugging Face's
-// "imagefolder". A clip folder is the same with clips: videos, and folders below it that hold frames (png, jpeg) and no
-// videos, in the order of their names, in which numbers count by value. `name.txt` is next to the folder `name`.
+// "imagefolder". A clip folder is the same with clips: videos, or subfolders that hold frames (png, jpeg) and no
+// videos. Frames are sorted by name, with numbers compared by value. The caption of a subfolder `name` is `name.txt`
+// next to it.
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/data/records/records.h"
 #include "maxdiffusion/storage/storage.h"
 
 namespace md {
@@ -17,21 +20,35 @@ struct ImageItem {
   std::string file;  // its location
   std::string name;  // its path below the folder
   std::string caption;
-  int64_t size = -1;                   // bytes, as listed; −1: not known
-  std::vector<FoundFile> frames = {};  // of a clip that is a folder of frames
+  int64_t size = -1, modified = 0;         // bytes and time, as listed; −1: unknown
+  bool captioned = false;                  // a file has the caption
+  std::vector<FoundFile> frames = {};      // of a clip that is a folder of frames
+  std::vector<FoundFile> references = {};  // one for each of reference_columns
+  std::optional<CropBox> box = {};
 };
 struct ImageFolderConfig {
   /// "image", and for clips "video", also mean "file_name", as in Hugging Face's loader.
   std::string image_column = "file_name", caption_column = "text";
   int64_t max_train_samples = -1;
+  std::vector<std::string> reference_columns = {};  // columns of reference images, which are items only if listed
+  std::vector<std::string> caption_extensions = {
+      ".txt"};  // of caption files next to the images; the first existing one is used
+  bool recursive = true, clips = false;
+  bool quiet = false;  // no warnings about images without captions, and captions without images
 };
 
-/// Lists the folder (local, gs:// or s3://), recursively, sorted by path; names that start with a dot are left out.
-/// Links out of the folder are not followed, and those, and files of other kinds, are counted in a warning. Each folder
-/// may hold metadata for the files below it. A mark of byte order before captions is dropped, bytes that are not UTF-8
-/// are U+FFFD, with a warning. Images without caption get "" and one warning counts them.
-/// Throws io: folder missing (path, what to try), no images, metadata that names files outside of the folder, that do
-/// not exist or twice, lacks a column or holds a line that is not JSON or has another number of cells (file:line).
+/// Lists the folder (local, gs:// or s3://), recursively, sorted by path, without names that start with a dot. Links
+/// out of the folder are not followed; a warning counts them and files of other kinds. Each folder may hold metadata
+/// for the files below it. A byte order mark before captions is dropped; bytes that are not UTF-8 become U+FFFD, with a
+/// warning. Images without caption get "", and one warning counts them. Throws io if the folder is missing (path, what
+/// to try) or has no images, or if metadata names files that are outside of the folder, missing or listed twice, lacks
+/// a column, or has a line that is not JSON or has another number of cells (file:line).
 std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageFolderConfig& config);
+
+/// Reads the item's record. If a file cannot be read, the record's `fault` says so.
+Record read_item(const ImageItem& item, const FoundFile* mask = nullptr);
+/// The masks of the images, one each, with the same path below the mask folder and any extension. Throws io if one is
+/// missing.
+std::vector<FoundFile> list_masks(const std::string& folder, const std::vector<ImageItem>& items);
 
 }  // namespace md

@@ -21,7 +21,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// Images and what Pillow makes of them; see tools/golden/images.py.
+// Images and Pillow's results for them; see tools/golden/images.py.
 const json& golden() {
   static const json g = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/data/pictures.json"));
   return g;
@@ -55,7 +55,7 @@ LoadedImages load(const std::string& folder, const ImageConfig& config) {
   return load_images(open_source({.dataset_type = "image_folder", .train_data_dir = folder}), config);
 }
 
-// Removed when the program ends.
+// Deleted at program exit.
 const TemporaryFolder& root() {
   static const TemporaryFolder folder;
   return folder;
@@ -131,7 +131,7 @@ TEST(Decode, CorruptPngIsFoundByItsChecksum) {
 }
 
 TEST(Decode, SizesThatNoImageHasAreRefusedBeforeMemoryIsTaken) {
-  // A PNG header that claims 60000 × 60000, with its checksum right, is libpng's to accept and ours to refuse.
+  // A PNG header with a valid checksum that claims 60000 × 60000: libpng accepts it, our reader must not.
   const std::string png = from_hex("89504e470d0a1a0a0000000d494844520000ea600000ea6008020000000fb0e215");
   const std::string message = error_of([&] { decode(png + file_of("rgb.png").substr(33)); });
   EXPECT_NE(message.find("60000x60000"), std::string::npos) << message;
@@ -196,7 +196,7 @@ TEST(Decode, OtherFormatsLookAsInPillow) {
     const HostArray read = decode(bytes);
     ASSERT_EQ(read.dims(), lossless.dims());
     EXPECT_LE(largest_difference(read, lossless), format == "avif" ? 4 : 0);
-    for (size_t n = 0; n < bytes.size(); n += 7) {  // cut: named or decoded, never a crash
+    for (size_t n = 0; n < bytes.size(); n += 7) {  // truncated: an error or an image, never a crash
       try {
         decode(bytes.substr(0, n));
       } catch (const Error& e) {
@@ -241,7 +241,7 @@ TEST(ImageFolder, LinksStayInsideAndAreCounted) {
                      fs::canonical(elsewhere.path).string() + "/secret.png'"),
             std::string::npos)
       << log;
-  // A folder that is itself a link, and a snapshot of the Hugging Face cache.
+  // A symlink to the folder, and a snapshot of the Hugging Face cache.
   fs::create_directory_symlink(f.path, root() / "links_by_link");
   EXPECT_EQ(names(root() / "links_by_link").size(), 3u);
   const Folder hub("datasets--me--mine");
@@ -253,7 +253,7 @@ TEST(ImageFolder, LinksStayInsideAndAreCounted) {
     f.put("metadata.jsonl", json{{"file_name", name}, {"text", "x"}}.dump());
     EXPECT_ERROR(names(f.path), "metadata.jsonl:1: names '" + name + "', which is not inside of '" + f.path + "'");
   }
-  f.put("metadata.jsonl", R"({"file_name": "c.png", "text": "x"})");  // a link out
+  f.put("metadata.jsonl", R"({"file_name": "c.png", "text": "x"})");  // a symlink that leaves the folder
   EXPECT_ERROR(names(f.path), "which does not exist");
   f.put("metadata.jsonl", R"({"file_name": "sub/../a.png", "text": "mine"})");
   EXPECT_EQ(list_image_folder(f.path, {})[0].caption, "mine");
@@ -314,6 +314,23 @@ TEST(ImageFolder, MetadataWinsOverTextFilesAndOrderIsByPath) {
   EXPECT_EQ(list_image_folder(f.path, {.max_train_samples = 2}).size(), 2u);
 }
 
+TEST(ImageFolder, MetadataMayGiveBoxes) {
+  Folder f("boxes");
+  f.put("a.png", "x").put("b.png", "x");
+  f.put("metadata.jsonl",
+        "{\"file_name\": \"a.png\", \"text\": \"\", \"crop_box\": [1, 2, 3, 4]}\n"
+        "{\"file_name\": \"b.png\", \"text\": \"\", \"crop_box\": null}");
+  const std::vector<ImageItem> items = list_image_folder(f.path, {});
+  ASSERT_TRUE(items[0].box.has_value());
+  const CropBox& b = *items[0].box;
+  EXPECT_EQ(std::vector({b.left, b.top, b.width, b.height}), (std::vector<int64_t>{1, 2, 3, 4}));
+  EXPECT_FALSE(items[1].box.has_value());
+  for (const char* bad : {"[1, 2, 3]", "[1, 2, 0, 4]", "[-1, 2, 3, 4]", "[1, 2.5, 3, 4]", "\"all\""}) {
+    f.put("metadata.jsonl", fmt::format("{{\"file_name\": \"a.png\", \"text\": \"\", \"crop_box\": {}}}", bad));
+    EXPECT_ERROR(list_image_folder(f.path, {}), "metadata.jsonl:1: crop_box is ");
+  }
+}
+
 TEST(ImageFolder, ColumnsMayHaveOtherNames) {
   const Folder f("columns");
   f.put("a.png", file_of("rgb.png")).put("metadata.jsonl", R"({"picture": "a.png", "caption": "hello"})");
@@ -355,7 +372,7 @@ TEST(ImageFolder, ImagesThatDoNotDecodeAreSkippedAndNamed) {
   EXPECT_EQ(l.pixels.dims(), (Dims{2, 8, 8, 3}));
   ASSERT_EQ(l.skipped.size(), 3u);
   EXPECT_NE(l.skipped[0].find("2.png: PNG: "), std::string::npos) << l.skipped[0];
-  // The rows are those of the images kept.
+  // The rows belong to the images that decoded.
   const HostArray fourth = fit_image(decode(file_of("rgb.jpg")), {.resolution = 8});
   EXPECT_EQ(std::memcmp(l.pixels.data() + fourth.bytes(), fourth.data(), fourth.bytes()), 0);
 

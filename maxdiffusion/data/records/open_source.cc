@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <sstream>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -20,7 +21,7 @@ struct Kind {
 constexpr Kind kKinds[] = {DATA_KINDS(KIND)};
 #undef KIND
 
-/// Where the data is, and the key that says so.
+/// The location of the data, and its key.
 std::pair<std::string, const char*> location(const DataSourceConfig& c) {
   for (const auto& [key, where] :
        {std::pair{"hf_train_files", &c.hf_train_files}, std::pair{"grain_train_files", &c.grain_train_files},
@@ -35,7 +36,7 @@ std::pair<std::string, const char*> location(const DataSourceConfig& c) {
   return {c.dataset_name, "dataset_name"};
 }
 
-/// By the names of the files.
+/// The kind, by the names of the files.
 const Kind& kind_of(const std::string& where) {
   const Files files = list_inputs(where);
   const auto holds = [&](const Kind& k) {
@@ -54,6 +55,7 @@ std::vector<std::string> data_kinds() {
 }
 
 std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) {
+  if (!config.folders.empty()) return std::make_shared<DataFolders>(config.folders_name, config.folders);
   const Kind* kind = std::ranges::find(kKinds, config.dataset_type, &Kind::name);
   check(config.dataset_type.empty() || kind != std::end(kKinds), Code::invalid_config,
         "dataset_type is '{}'; expected one of: {}", config.dataset_type,
@@ -106,9 +108,21 @@ std::string trimmed(const std::string& s) {
   return a == std::string::npos ? "" : s.substr(a, s.find_last_not_of(" \t\r\n") - a + 1);
 }
 
+std::vector<std::string> DataSourceConfig::reference_columns() const {
+  std::vector<std::string> names;
+  std::istringstream all(cond_image_column);
+  for (std::string name; std::getline(all, name, ',');) {
+    names.push_back(trimmed(name));
+    check(!names.back().empty(), Code::invalid_config, "cond_image_column is '{}'; expected names of columns",
+          cond_image_column);
+  }
+  return names;
+}
+
 std::string columns_key(const DataSourceConfig& c) {
-  return c.array_columns.empty() ? " columns " + c.image_column + ", " + c.caption_column
-                                 : " arrays " + joined(c.array_columns);
+  std::string images = " columns " + c.image_column + ", " + c.caption_column;
+  if (!c.cond_image_column.empty()) images += " from " + joined(c.reference_columns());
+  return c.array_columns.empty() ? images : " arrays " + joined(c.array_columns);
 }
 
 SelectedColumns selected_columns(const DataSourceConfig& config, const std::vector<std::string>& columns,
@@ -134,6 +148,7 @@ SelectedColumns selected_columns(const DataSourceConfig& config, const std::vect
   if (config.array_columns.empty()) {
     want(config.image_column, false);
     want(config.caption_column, false);
+    for (const std::string& reference : config.reference_columns()) want(reference, false);
   }
   for (const std::string& a : config.array_columns) want(a, true);
   return w;

@@ -1,4 +1,4 @@
-// Every kind of data set, written by the libraries that own the formats; see tools/golden/data_files.py.
+// Every kind of data set, written by the libraries of its format; see tools/golden/data_files.py.
 #include "maxdiffusion/data/records/open_source.h"
 
 #include <gtest/gtest.h>
@@ -18,11 +18,12 @@
 #include "maxdiffusion/data/batches/image_batches.h"
 #include "maxdiffusion/data/images/load_images.h"
 #include "maxdiffusion/data/records/tfrecord_writer.h"
+#include "maxdiffusion/media/image.h"
 
 namespace md {
 namespace {
 
-// What the reference's caches of latents and text embeddings hold.
+// The columns of the reference's caches of latents and text embeddings.
 const std::vector<std::string> kSdxlColumns = {"pixel_values", "input_ids", "prompt_embeds", "text_embeds"};
 const std::vector<std::string> kLaionColumns = {"moments|latents", "clip_embeddings|hidden_states"};
 
@@ -32,7 +33,7 @@ const std::string kFiles = MD_SOURCE_DIR "/tests/golden/data/files";
 constexpr int64_t kRecords = 7;
 
 struct Expected {
-  std::string picture, caption;
+  std::string image, caption;
 };
 const std::vector<Expected>& expected() {
   static const std::vector<Expected> all = [] {
@@ -58,9 +59,9 @@ HostArray expected_clip(int64_t i) {
   for (size_t k = 0; k < 20; ++k) a.mutable_view<float>()[k] = static_cast<float>(k) / 8 - 1000 * static_cast<float>(i);
   return a;
 }
-void expect_same(const HostArray& found, const HostArray& wanted) {
-  ASSERT_EQ(found.shape(), wanted.shape());
-  EXPECT_EQ(std::memcmp(found.data(), wanted.data(), wanted.bytes()), 0);
+void expect_same(const HostArray& found, const HostArray& expected) {
+  ASSERT_EQ(found.shape(), expected.shape());
+  EXPECT_EQ(std::memcmp(found.data(), expected.data(), expected.bytes()), 0);
 }
 
 const TemporaryFolder& scratch() {
@@ -73,7 +74,7 @@ std::string put(const std::string& name, const std::string& bytes) {
   std::ofstream(path, std::ios::binary) << bytes;
   return path;
 }
-/// An ArrayRecord file, unzipped.
+/// An ArrayRecord file, decompressed.
 std::string array_record(const std::string& name) {
   gzFile zipped = gzopen((kFiles + "/" + name + ".array_record.gz").c_str(), "rb");
   std::string bytes(1 << 20, '\0');
@@ -98,7 +99,7 @@ std::string error_of(const std::function<void()>& f, Code code = Code::io) {
     EXPECT_NE(message.find(text), std::string::npos) << message; \
   } while (false)
 
-/// One epoch as stored.
+/// All records of one epoch, in stored order.
 std::vector<Record> all_of(const DataSourceConfig& config) {
   RecordStream s(open_source(config), {.shuffle = false, .window = 3});
   std::vector<Record> out;
@@ -115,7 +116,7 @@ void expect_images(const DataSourceConfig& config, size_t count = kRecords) {
   for (size_t i = 0; i < count; ++i) {
     EXPECT_EQ(records[i].fault, "");
     EXPECT_EQ(records[i].caption, expected()[i].caption);
-    EXPECT_EQ(records[i].image.bytes, expected()[i].picture);
+    EXPECT_EQ(records[i].image.bytes, expected()[i].image);
   }
   const LoadedImages l = load_images(open_source(config), {.resolution = 8});
   EXPECT_EQ(l.pixels.dims(), (Dims{static_cast<int64_t>(count), 8, 8, 3}));
@@ -133,7 +134,7 @@ void expect_arrays(DataSourceConfig config) {
     expect_same(arrays.at("clip_embeddings"), expected_clip(i));
   }
 }
-/// Every file of a kind, cut anywhere or with a byte changed, is an error or other data, and never more.
+/// Truncates a file at several places and flips bytes: each result must be an error or other data, never a crash.
 void expect_no_crash(const std::string& bytes, const std::string& name, DataSourceConfig config, bool checked) {
   const auto read = [&](const std::string& damaged) {
     config.train_data_dir = put("damaged/" + name, damaged);
@@ -147,7 +148,7 @@ void expect_no_crash(const std::string& bytes, const std::string& name, DataSour
   };
   for (size_t cut : {size_t{0}, size_t{3}, bytes.size() / 3, bytes.size() / 2})
     EXPECT_FALSE(read(bytes.substr(0, cut)) && checked) << name << " cut to " << cut;
-  read(bytes.substr(0, bytes.size() - 1));  // what comes after the records may be of no use to us
+  read(bytes.substr(0, bytes.size() - 1));  // the reader may ignore bytes after the records
   for (size_t i = 0; i < bytes.size(); i += std::max<size_t>(bytes.size() / 97, 1)) {
     std::string damaged = bytes;
     damaged[i] = static_cast<char>(damaged[i] ^ 0x5a);
@@ -186,7 +187,7 @@ TEST(Source, TablesWithPlainBytesOtherNamesAndFilesNextToThem) {
 TEST(Source, SavedToDisk) {
   const DataSourceConfig c{.dataset_type = "hf", .train_data_dir = kFiles + "/saved"};
   expect_images(c);
-  EXPECT_EQ(open_source(c)->shards(), 0);  // any row at once: they are used where they lie
+  EXPECT_EQ(open_source(c)->shards(), 0);  // random access: Arrow files are mapped
   EXPECT_EQ(open_source(c)->read(5).caption, expected()[5].caption);
   expect_images({.dataset_type = "hf", .train_data_dir = kFiles + "/saved", .train_split = "test"}, 1);
   expect_images({.dataset_type = "hf", .train_data_dir = kFiles + "/saved/train"});
@@ -215,10 +216,97 @@ TEST(Source, ImageFolderWithCsv) {
   expect_images({.train_data_dir = kFiles + "/pictures", .image_column = "file_name", .max_train_samples = 2}, 2);
 }
 
+TEST(References, AreReadFromEveryKindOfData) {
+  const DataSourceConfig kinds[] = {
+      {.dataset_type = "hf", .train_data_dir = kFiles + "/parquet"},
+      {.dataset_type = "hf", .train_data_dir = kFiles + "/saved"},
+      {.dataset_type = "hf",
+       .train_data_dir = kFiles + "/plain.arrow",
+       .image_column = "picture",
+       .caption_column = "captions"},
+      {.dataset_type = "hf", .train_data_dir = kFiles + "/paths.parquet", .image_column = "file"},
+      {.dataset_type = "tfrecord", .train_data_dir = kFiles + "/pictures.tfrecord"},
+  };
+  const std::vector<Record> made =
+      all_of({.dataset_type = "synthetic", .cond_image_column = "a,b", .synthetic_num_samples = 3, .resolution = 8});
+  ASSERT_EQ(made.size(), 3u);
+  std::set<std::string_view> all;
+  for (const Record& r : made)
+    for (const Blob& reference : r.references) all.insert(reference.bytes);
+  EXPECT_EQ(all.size(), 6u);
+  for (DataSourceConfig c : kinds) {
+    SCOPED_TRACE(c.train_data_dir);
+    c.cond_image_column = c.image_column + " ," + c.image_column;
+    const std::vector<Record> records = all_of(c);
+    ASSERT_EQ(records.size(), static_cast<size_t>(kRecords));
+    for (const Record& r : records) {
+      EXPECT_EQ(r.fault, "");
+      ASSERT_EQ(r.references.size(), 2u);
+      for (const Blob& reference : r.references) EXPECT_EQ(reference.bytes, r.image.bytes);
+    }
+    c.cond_image_column = "source";
+    EXPECT_ERROR(all_of(c), "no column 'source'");
+    EXPECT_NE(open_source({.train_data_dir = kFiles + "/pictures"})->fingerprint(),
+              open_source({.train_data_dir = kFiles + "/pictures", .cond_image_column = "file_name"})->fingerprint());
+  }
+  // Members of a tar are chosen by extension: here a text instead of images.
+  const DataSourceConfig tar{.train_data_dir = kFiles + "/shard-000000.tar", .cond_image_column = "cls"};
+  for (const Record& r : all_of(tar)) {
+    ASSERT_EQ(r.references.size(), 1u);
+    EXPECT_FALSE(r.references[0].bytes.empty());
+    EXPECT_NE(r.references[0].bytes, r.image.bytes);
+  }
+  EXPECT_NE(all_of({.train_data_dir = kFiles + "/shard-000000.tar", .cond_image_column = "source"})[0].fault.find(
+                "no 'source'"),
+            std::string::npos);
+}
+
+TEST(References, OfAFolderAreNoImagesOfTheirOwnAndAreNamedByMetadata) {
+  const auto with = [](const std::string& metadata) {
+    fs::remove_all(scratch() / "edits");
+    for (int i = 0; i < 4; ++i) put(fmt::format("edits/{}.png", i), expected()[static_cast<size_t>(i)].image);
+    put("edits/metadata.jsonl", metadata);
+    return DataSourceConfig{.train_data_dir = scratch() / "edits", .cond_image_column = "source"};
+  };
+  const std::vector<Record> pairs = all_of(with(R"({"file_name": "0.png", "source": "1.png", "text": "red"}
+{"file_name": "2.png", "source": "0.png", "text": "blue"}
+{"file_name": "3.png", "source": "1.png", "text": ""})"));
+  ASSERT_EQ(pairs.size(), 3u);  // 1.png is a source only, 0.png both
+  EXPECT_EQ(pairs[0].references.at(0).bytes, expected()[1].image);
+  EXPECT_EQ(pairs[1].references.at(0).bytes, expected()[0].image);
+  EXPECT_ERROR(all_of(with(R"({"file_name": "0.png", "text": "red"})")), "metadata.jsonl:1: no column 'source'");
+  EXPECT_ERROR(all_of(with(R"({"file_name": "0.png", "source": "9.png", "text": "red"})")), "which does not exist");
+  EXPECT_ERROR(all_of(with(R"({"file_name": "0.png", "source": 1, "text": "red"})")), "'source' must be a string");
+  EXPECT_ERROR(all_of(with(R"({"file_name": "0.png", "source": "1.png", "text": "red"})")),
+               "cond_image_column: '" + scratch() / "edits/2.png" + "' has no reference image");
+}
+
+// A reference of the image's size is resized and cropped like the image; another is fitted to its size, cropped at the
+// centre.
+TEST(References, AreMadeToFitTheImage) {
+  const auto png = [](int64_t height, int64_t width) {
+    HostArray rgb(Shape{DType::u8, {height, width, 3}});
+    auto v = rgb.mutable_view<uint8_t>();
+    for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<uint8_t>(i / 3 % static_cast<size_t>(width) * 4);
+    return Blob::of(encode_png(rgb));
+  };
+  Record r{.name = "x", .image = png(24, 40), .references = {png(24, 40), png(60, 50)}};
+  const HostArrays fit =
+      prepare_image(r, {.resolution = 16, .center_crop = true, .references = 2}, {.flip = true}).arrays;
+  expect_same(fit.at("reference_image_0"), fit.at("pixels"));
+  const HostArray& other = fit.at("reference_image_1");
+  EXPECT_EQ(other.dims(), (Dims{16, 16, 3}));
+  const auto v = other.view<uint8_t>();
+  EXPECT_GT(v[0], v[45]);                // mirrored
+  EXPECT_NEAR(v[0] + v[45], 4 * 49, 4);  // the width is not cropped, only rows are
+  r.references.pop_back();
+  EXPECT_ERROR(prepare_image(r, {.resolution = 16, .references = 2}, {}), "x: 1 reference images; expected 2");
+}
+
 TEST(Source, CsvCellsMayBeQuotedAndLinesAreCounted) {
   const auto with = [](const std::string& csv) {
     const std::string folder = scratch() / "csv";
-    for (const char* name : {"a, b.png", "c.png"}) put(std::string("csv/") + name, expected()[0].picture);
+    for (const char* name : {"a, b.png", "c.png"}) put(std::string("csv/") + name, expected()[0].image);
     put("csv/metadata.csv", csv);
     std::vector<std::string> captions;
     for (const Record& r : all_of({.dataset_type = "image_folder", .train_data_dir = folder}))
@@ -309,7 +397,7 @@ TEST(Source, SyntheticArraysWithoutANumberNeverEnd) {
   const auto source = open_source({.dataset_type = "synthetic", .synthetic_arrays = {{"latents", {DType::f32, {2}}}}});
   EXPECT_EQ(source->size(), -1);
   RecordStream whole(source, {.seed = 3, .window = 4}), rest(source, {.seed = 3, .window = 4});
-  constexpr size_t kRecords = 1100;  // more than the images that are made where no key says how many
+  constexpr size_t kRecords = 1100;  // more than the default number of images
   std::vector<std::string> names;
   std::set<std::vector<double>> numbers;
   Position middle;
@@ -468,7 +556,7 @@ TEST(TfrecordShards, AreReadBackAndAppearOnlyWhenWhole) {
     lost.add({{"moments", expected_moments(0)}});
   }
   EXPECT_FALSE(fs::exists(folder));
-  // What a killed process left is replaced, and never read.
+  // Files of a killed process are replaced and never read.
   put(".written.unfinished/file_00-3.tfrec", "half");
   TfrecordShards shards(folder, 3);
   for (int64_t i = 0; i < kRecords; ++i)
@@ -490,7 +578,7 @@ TEST(TfrecordShards, AreReadBackAndAppearOnlyWhenWhole) {
 }
 
 TEST(Jpeg, DecodesSmallerWhenMuchLargerThanWanted) {
-  const std::string jpeg = expected()[1].picture;  // 12 × 9
+  const std::string jpeg = expected()[1].image;  // 12 × 9
   const auto decoded = [&](int64_t side) { return decode_image_bytes(jpeg.data(), jpeg.size(), "it", side).dims(); };
   EXPECT_EQ(decoded(0), (Dims{9, 12, 3}));
   EXPECT_EQ(decoded(5), (Dims{9, 12, 3}));

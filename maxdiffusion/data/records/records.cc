@@ -23,7 +23,7 @@ class FirstByNumber : public RecordSource {
   int64_t n_;
 };
 
-// Shards are cut where the records are used up: found out by reading them once.
+// Truncates shards after the first records; reads them once to find where.
 class FirstOfShards : public RecordSource {
  public:
   FirstOfShards(std::shared_ptr<const RecordSource> source, int64_t n)
@@ -51,7 +51,7 @@ class FirstOfShards : public RecordSource {
 
  private:
   std::shared_ptr<const RecordSource> source_;
-  std::vector<int64_t> ends_;  // −1: the shard's own
+  std::vector<int64_t> ends_;  // −1: at the end of the shard
   int64_t size_ = 0;
 };
 
@@ -72,7 +72,7 @@ RecordStream::RecordStream(std::shared_ptr<const RecordSource> source, const Str
     : source_(std::move(source)), config_(config) {
   check(config.window > 0, Code::invalid_config, "shuffle window: {}; expected > 0", config.window);
   check(source_->size() != 0, Code::io, "{}: no records", source_->name());
-  if (source_->shards() > 0) config_.share.parts.clear();  // which rows they are matters to a common order alone
+  if (source_->shards() > 0) config_.share.parts.clear();  // only for records by number
   split_records_ = source_->shards() > 0 && source_->shards() < config.share.processes;
   if (split_records_) {
     log_warning("{}: {} shards for {} processes: each process reads all and keeps its part", source_->name(),
@@ -92,7 +92,7 @@ std::vector<RecordStream::Item> RecordStream::next(int64_t batch) {
   return out;
 }
 
-// The common order continues from epoch to epoch; `index` may be beyond the end of its epoch.
+// The common order continues across epochs; `index` may exceed the size of its epoch.
 RecordStream::Item RecordStream::item_at(int64_t epoch, int64_t index) {
   const int64_t size = source_->size();
   epoch += index / size, index %= size;
@@ -109,7 +109,7 @@ RecordStream::Item RecordStream::following(const Item& record, int64_t later) {
 }
 
 RecordStream::Item RecordStream::next_in_shards() {
-  for (int empty = 0; window_.empty() || at_.taken == static_cast<int64_t>(window_.size());) {
+  for (int empty = 0; window_.empty() || at_.consumed == static_cast<int64_t>(window_.size());) {
     if (fill_window()) break;
     check(++empty<2, Code::io, "{}: no records{}", source_->name(), config_.share.processes> 1
               ? fmt::format(" for process {} of {}", config_.share.process, config_.share.processes)
@@ -120,8 +120,8 @@ RecordStream::Item RecordStream::next_in_shards() {
   }
   Item n{at_.epoch,
          bits_of_sample(config_.seed, at_.epoch, at_.index * config_.share.processes + config_.share.process),
-         std::move(window_[static_cast<size_t>(at_.taken)]), 0};
-  ++at_.index, ++at_.taken;
+         std::move(window_[static_cast<size_t>(at_.consumed)]), 0};
+  ++at_.index, ++at_.consumed;
   return n;
 }
 
@@ -140,26 +140,26 @@ void RecordStream::open_next_shard(int64_t offset) {
   reader_ = s < shards_.size() ? source_->open(shards_[s], offset) : nullptr;
 }
 
-// Reads the next window, from where the last one ended or, after seek(), from where the position says. False at the end
-// of the epoch.
+// Reads the next window, from the end of the last one or, after seek(), from the position. Returns false at the end of
+// the epoch.
 bool RecordStream::fill_window() {
   if (!reader_) {
     shards_ = shard_order();
     shard_ = at_.shard;
     open_next_shard(at_.offset);
-    // Of the records passed over, the last one kept was this process's.
-    const int64_t kept = at_.index - at_.taken;
-    ordinal_ = !split_records_ || kept == 0 ? 0 : (kept - 1) * config_.share.processes + config_.share.process + 1;
+    // The last record that this process kept before the position determines the ordinal.
+    const int64_t read = at_.index - at_.consumed;
+    ordinal_ = !split_records_ || read == 0 ? 0 : (read - 1) * config_.share.processes + config_.share.process + 1;
   } else {
     at_.shard = shard_, at_.offset = reader_->offset();
-    at_.taken = 0;
+    at_.consumed = 0;
   }
-  const int64_t number = at_.index - at_.taken;
+  const int64_t number = at_.index - at_.consumed;
   window_.clear();
   while (reader_ && static_cast<int64_t>(window_.size()) < config_.window) {
     auto record = reader_->next();
     if (!record) {
-      // The last reader stays: a position at the end of the epoch is in its shard.
+      // Keeps the last reader: a position at the end of the epoch is in its shard.
       if (shard_ + 1 >= static_cast<int64_t>(shards_.size())) break;
       ++shard_;
       open_next_shard(0);
@@ -183,18 +183,18 @@ void RecordStream::seek(Position p) {
   };
   refuse(p.epoch >= 0 && p.index >= 0);
   if (source_->shards() == 0) {
-    refuse(p.index <= source_->size() && p.shard == 0 && p.offset == 0 && p.taken == 0);
+    refuse(p.index <= source_->size() && p.shard == 0 && p.offset == 0 && p.consumed == 0);
     at_ = p.index == source_->size() ? Position{.epoch = p.epoch + 1} : p;
     return;
   }
-  refuse(p.shard >= 0 && p.offset >= 0 && p.taken >= 0 && p.taken <= p.index &&
+  refuse(p.shard >= 0 && p.offset >= 0 && p.consumed >= 0 && p.consumed <= p.index &&
          (p.shard < source_->shards() || p == Position{.epoch = p.epoch}));
   at_ = p;
   reader_.reset();
   window_.clear();
-  if (p.taken > 0) {
+  if (p.consumed > 0) {
     fill_window();
-    refuse(p.taken <= static_cast<int64_t>(window_.size()));
+    refuse(p.consumed <= static_cast<int64_t>(window_.size()));
   }
 }
 

@@ -1,5 +1,5 @@
-// Where training data comes from: sources of records, and streams that take records from them in a seeded order that
-// can be saved and continued.
+// Training data: sources of records, and streams that read records from them in a seeded order whose position can be
+// saved and restored.
 //
 //   auto source = open_source({.dataset_type = "hf", .hf_train_files = "data/*.parquet"});   // open_source.h
 //   RecordStream stream(source, {.seed = 0});
@@ -21,15 +21,23 @@
 
 namespace md {
 
+/// In pixels of the upright image.
+struct CropBox {
+  int64_t left = 0, top = 0, width = 0, height = 0;
+};
+
 struct Record {
-  std::string name;          // "file row 12", for messages
-  Blob image;                // as stored: PNG, JPEG or WebP, or a video; or
-  HostArray pixels;          // u8 [H, W, 3]; or
-  std::vector<Blob> frames;  // images of a clip
-  Blob mask;                 // an image as stored, whose red channel holds the weights of pixels; empty: none
-  std::string fault;         // why there is no image, although the record should have one
+  std::string name;              // "file row 12", for messages
+  Blob image;                    // as stored: PNG, JPEG or WebP, or a video; or
+  HostArray pixels;              // u8 [H, W, 3]; or
+  std::vector<Blob> frames;      // images of a clip
+  Blob mask;                     // an image as stored, whose red channel holds the weights of pixels; empty: none
+  std::vector<Blob> references;  // reference images as stored, those of cond_image_column in order
+  std::optional<CropBox> box;    // the part of the image to use; none: all of it
+  std::string fault;             // why there is no image, although the record should have one
   std::string caption;
-  HostArrays arrays;  // in place of an image: arrays that were computed beforehand
+  int64_t folder = -1;  // number in a data set of several folders (folders/data_folders.h)
+  HostArrays arrays;    // precomputed arrays, instead of an image
 };
 
 /// A record found but not yet read or parsed: called once, on any thread. Throws io.
@@ -39,9 +47,9 @@ using PendingRecord = std::function<Record()>;
 class ShardReader {
  public:
   virtual ~ShardReader() = default;
-  /// Absent at the end of the shard. Throws io.
+  /// The next record; none at the end of the shard. Throws io.
   virtual std::optional<PendingRecord> next() = 0;
-  /// Where next() will read; open() with this offset continues there.
+  /// Offset of the next record; open() with this offset continues there.
   virtual int64_t offset() const = 0;
 };
 
@@ -53,16 +61,16 @@ class RecordSource {
   virtual ~RecordSource() = default;
   /// Kind and place, for messages.
   const std::string& name() const { return name_; }
-  /// Changes when the files that the records come from do (by names, sizes and times), or the requested columns.
+  /// Changes if the source files (names, sizes and times) or the requested columns change.
   const std::string& fingerprint() const { return fingerprint_; }
-  /// Number of records; −1: not known before all were read.
+  /// Number of records; −1: unknown until all are read.
   virtual int64_t size() const = 0;
-  /// 0: read() gives any record.
+  /// Number of shards; 0: read() returns any record.
   virtual int64_t shards() const { return 0; }
   /// Whether records have masks.
   virtual bool masks() const { return false; }
   virtual Record read(int64_t index) const;
-  /// Records by number, to be read while the source is there.
+  /// Locates records by number. They must be read before the source is destroyed.
   virtual std::vector<PendingRecord> find(const std::vector<int64_t>& numbers) const;
   virtual std::unique_ptr<ShardReader> open(int64_t shard, int64_t offset) const;
 
@@ -73,15 +81,15 @@ class RecordSource {
 struct StreamConfig {
   uint64_t seed = 0;
   bool shuffle = true;
-  /// Records that are shuffled together where they are read in order; they are held in memory as stored.
+  /// Records that are read in order are shuffled in windows of this size, held in memory as stored.
   int64_t window = 1024;
-  /// Which records are this process's. By number: its rows of each batch of the common order. In shards: every
-  /// `processes`-th shard, or, where there are fewer, every `processes`-th record, with a warning.
+  /// This process's share. By number: its rows of each batch of the common order. In shards: every `processes`-th shard
+  /// or, if there are fewer shards, every `processes`-th record, with a warning.
   BatchShare share;
 };
 
-/// Endless. Each epoch has every record once: by number, shuffled by (seed, epoch); otherwise the shards in
-/// such an order, each read from start to end, and then windows of records, each shuffled by (seed, epoch,
+/// An endless stream. Each epoch has every record once. By number: shuffled by (seed, epoch). In shards: shards are
+/// shuffled by (seed, epoch) and each is read from start to end; then windows of records are shuffled by (seed, epoch,
 /// window). Without shuffling: as stored.
 class RecordStream {
  public:
@@ -91,17 +99,17 @@ class RecordStream {
     int64_t epoch;
     uint64_t bits;  // random bits of this record in this epoch
     PendingRecord read;
-    int64_t index;  // by number: its place in the common order of the epoch
+    int64_t index;  // by number: its position in the common order of the epoch
   };
-  /// This process's part of the next `batch` records of all processes. Throws io, also where the source has no records
-  /// for this process.
+  /// This process's part of the next `batch` records of all processes. Throws io, also if the source has no records for
+  /// this process.
   std::vector<Item> next(int64_t batch);
   /// One record for each process.
   Item next() { return std::move(next(config_.share.processes).front()); }
-  /// By number: the record `later` places after one in the common order. The position does not change.
+  /// By number: the record `later` positions after another in the common order. The stream's position does not change.
   Item following(const Item& record, int64_t later);
-  /// Where records are read by number, it counts the records of all processes: it is the same in every process, and
-  /// stays valid with another number of processes. Otherwise it is this process's own.
+  /// For records read by number, the position counts the records of all processes: it is the same in every process, and
+  /// stays valid for another number of processes. Otherwise it is specific to this process.
   Position position() const { return at_; }
   /// Throws io for a position that this source cannot have.
   void seek(Position p);
@@ -118,18 +126,18 @@ class RecordStream {
   std::shared_ptr<const RecordSource> source_;
   StreamConfig config_;
   Position at_;
-  // By number.
+  // State for records by number.
   std::vector<int64_t> order_;
   int64_t ordered_epoch_ = -1;
-  // In shards: the window, and what follows it.
-  bool split_records_ = false;  // among processes
+  // State for shards: the current window and the remaining shards.
+  bool split_records_ = false;  // whether processes split records, not shards
   std::vector<int64_t> shards_;
   std::unique_ptr<ShardReader> reader_;
   int64_t shard_ = 0, ordinal_ = 0;
   std::vector<PendingRecord> window_;
 };
 
-/// The first `records` of a source, in the order that they are stored.
+/// The first `records` of a source, in stored order.
 std::shared_ptr<const RecordSource> first_records(std::shared_ptr<const RecordSource> source, int64_t records);
 
 }  // namespace md

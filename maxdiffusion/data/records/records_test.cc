@@ -16,7 +16,7 @@ namespace {
 
 Record numbered(int64_t i) { return {.name = fmt::format("record {}", i), .caption = std::to_string(i)}; }
 
-/// Records 0 … n−1 by number, or in shards of the sizes given.
+/// Records 0 … n−1 by number, or in shards of these sizes.
 class Numbers : public RecordSource {
  public:
   explicit Numbers(int64_t n) : RecordSource("numbers", ""), n_(n) {}
@@ -88,7 +88,7 @@ TEST(RecordStream, WithoutShufflingRecordsComeAsStored) {
 }
 
 TEST(RecordStream, AWindowMixesShards) {
-  // 4 shards of 4, windows of 8: the first window is two whole shards, mixed.
+  // 4 shards of 4, windows of 8: the first window shuffles two whole shards.
   RecordStream s(shards({4, 4, 4, 4}), {.seed = 1, .window = 8});
   const auto w = take(s, 8);
   std::set<int64_t> from;
@@ -98,7 +98,7 @@ TEST(RecordStream, AWindowMixesShards) {
 }
 
 TEST(RecordStream, SeekContinuesAsIfNeverInterruptedForAnyCut) {
-  set_log_level(LogLevel::error);  // it warns of few shards, many times
+  set_log_level(LogLevel::error);  // it warns many times about few shards
   for (const auto& source : {numbers(11), shards({11}), shards({4, 2, 5}), shards({1, 1, 0, 6, 3})}) {
     for (int64_t window : {1, 3, 4, 100}) {
       for (int64_t processes : {1, 2, 4}) {
@@ -114,7 +114,7 @@ TEST(RecordStream, SeekContinuesAsIfNeverInterruptedForAnyCut) {
           }
           for (size_t cut = 0; cut < 30; ++cut) {
             RecordStream s(source, c);
-            take(s, 2);  // wherever it stands
+            take(s, 2);  // from any position
             s.seek(cuts[cut]);
             EXPECT_EQ(s.position(), cuts[cut]);
             for (size_t i = cut; i < 30; ++i) {
@@ -132,7 +132,7 @@ TEST(RecordStream, SeekContinuesAsIfNeverInterruptedForAnyCut) {
 }
 
 TEST(RecordStream, ProcessesShareTheRecordsOfAnEpoch) {
-  // By number the common order is dealt out, also over the end of an epoch; positions agree.
+  // Records are dealt out by their number in the common order, also across the end of an epoch; positions agree.
   RecordStream all(numbers(10), {.seed = 2}), a(numbers(10), {.seed = 2, .share = {0, 3, {}}}),
       b(numbers(10), {.seed = 2, .share = {1, 3, {}}}), c(numbers(10), {.seed = 2, .share = {2, 3, {}}});
   for (int i = 0; i < 20; ++i) {
@@ -142,7 +142,7 @@ TEST(RecordStream, ProcessesShareTheRecordsOfAnEpoch) {
     EXPECT_EQ(a.position(), b.position());
     EXPECT_EQ(c.position(), all.position());
   }
-  // Whole shards where there are enough of them, else every n-th record.
+  // Whole shards if there are enough of them, else every n-th record.
   for (const auto& [source, sizes] :
        {std::pair(shards({3, 4, 5, 6}), std::pair(8, 10)), std::pair(shards({9}), std::pair(5, 4))}) {
     RecordStream first(source, {.seed = 2, .window = 3, .share = {0, 2, {}}}),
@@ -161,8 +161,8 @@ TEST(RecordStream, PositionsOfOtherDataAreRefused) {
   EXPECT_THROW(a.seek({.index = 6}), Error);
   EXPECT_THROW(a.seek({.index = 1, .shard = 1}), Error);
   EXPECT_THROW(a.seek({.epoch = -1}), Error);
-  EXPECT_THROW(b.seek({.index = 3, .shard = 2, .taken = 1}), Error);
-  EXPECT_THROW(b.seek({.index = 9, .taken = 9}), Error);
+  EXPECT_THROW(b.seek({.index = 3, .shard = 2, .consumed = 1}), Error);
+  EXPECT_THROW(b.seek({.index = 9, .consumed = 9}), Error);
   EXPECT_THROW(RecordStream(shards({0, 0}), {}).next(), Error);
   EXPECT_THROW(RecordStream(numbers(0), {}), Error);
 }
@@ -182,7 +182,7 @@ TEST(FirstOf, CutsWhatIsStoredAndStreamsStillShuffle) {
   }
 }
 
-/// Grey images whose brightness is their number; those given do not decode.
+/// Grey images whose brightness is their number; those in `bad` do not decode.
 class Greys : public RecordSource {
  public:
   Greys(int64_t n, std::set<int64_t> bad) : RecordSource("greys", ""), n_(n), bad_(std::move(bad)) {}

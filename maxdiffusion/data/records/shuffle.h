@@ -1,4 +1,4 @@
-// Seeded orders. Part of what a saved position means: never to change.
+// Seeded orders. Saved positions depend on them: they must never change.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// For trials without data: images that nobody drew, soft colour gradients, or arrays of random numbers as encoders
-// might have made them; others for each number.
+// For tests without data: generated images with soft colour gradients, or random arrays of the shapes that encoders
+// return; each number gives another sample.
 #include <cmath>
 #include <numbers>
 
@@ -7,26 +7,37 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/data/records/kinds.h"
 #include "maxdiffusion/data/records/shuffle.h"
+#include "maxdiffusion/media/image.h"
 
 namespace md {
 namespace {
 
 class Synthetic : public RecordSource {
  public:
-  Synthetic(int64_t samples, int64_t resolution)
-      : RecordSource("synthetic pictures", fmt::format("synthetic {} {}", samples, resolution)),
+  Synthetic(int64_t samples, int64_t resolution, size_t references)
+      : RecordSource("synthetic pictures", fmt::format("synthetic {} {}", samples, resolution) +
+                                               (references > 0 ? fmt::format(" from {}", references) : "")),
         samples_(samples),
-        resolution_(resolution) {}
+        resolution_(resolution),
+        references_(references) {}
   int64_t size() const override { return samples_; }
   Record read(int64_t index) const override {
     Record r{.name = fmt::format("synthetic picture {}", index), .caption = fmt::format("synthetic picture {}", index)};
-    r.pixels = HostArray(Shape{DType::u8, {resolution_, resolution_, 3}});
-    auto v = r.pixels.mutable_view<uint8_t>();
-    uint64_t bits = mix(static_cast<uint64_t>(index));
+    r.pixels = gradient(index);
+    for (size_t i = 0; i < references_; ++i)
+      r.references.push_back(Blob::of(encode_png(gradient(~(index + samples_ * static_cast<int64_t>(i))))));
+    return r;
+  }
+
+ private:
+  HostArray gradient(int64_t number) const {
+    HostArray rgb(Shape{DType::u8, {resolution_, resolution_, 3}});
+    auto v = rgb.mutable_view<uint8_t>();
+    uint64_t bits = mix(static_cast<uint64_t>(number));
     float from[3], dx[3], dy[3];
     for (int c = 0; c < 3; ++c) {
-      const auto draw = [&] { return static_cast<float>((bits = mix(bits)) >> 40) / static_cast<float>(1 << 24); };
-      from[c] = 255 * draw(), dx[c] = 255 * draw() - from[c], dy[c] = 255 * draw() - from[c];
+      const auto uniform = [&] { return static_cast<float>((bits = mix(bits)) >> 40) / static_cast<float>(1 << 24); };
+      from[c] = 255 * uniform(), dx[c] = 255 * uniform() - from[c], dy[c] = 255 * uniform() - from[c];
     }
     const auto n = static_cast<size_t>(resolution_);
     for (size_t y = 0; y < n; ++y) {
@@ -37,14 +48,14 @@ class Synthetic : public RecordSource {
           v[(y * n + x) * 3 + c] = static_cast<uint8_t>(std::lround(from[c] + (dx[c] * u + dy[c] * w) / 2));
       }
     }
-    return r;
+    return rgb;
   }
 
- private:
   int64_t samples_, resolution_;
+  size_t references_;
 };
 
-/// Standard normal numbers, two from each pair of random numbers. Source: Box and Muller 1958.
+/// Standard normal numbers: two from each pair of uniform numbers. Source: Box and Muller 1958.
 HostArray normal_numbers(const Dims& dims, uint64_t key) {
   HostArray out(Shape{DType::f32, dims});
   auto v = out.mutable_view<float>();
@@ -116,7 +127,7 @@ SourcePtr synthetic_source(const std::string& /*where*/, const DataSourceConfig&
   const int64_t samples = config.synthetic_num_samples.value_or(1000);
   check(samples > 0 && config.resolution > 0, Code::invalid_config,
         "dataset_type synthetic: {} samples of {} pixels; expected > 0", samples, config.resolution);
-  return std::make_shared<Synthetic>(samples, config.resolution);
+  return std::make_shared<Synthetic>(samples, config.resolution, config.reference_columns().size());
 }
 
 }  // namespace md

@@ -1,4 +1,4 @@
-// Hugging Face's tables: Parquet, and Arrow files as datasets.save_to_disk writes them. An image is a struct {bytes,
+// Tables of Hugging Face datasets: Parquet, and Arrow files of datasets.save_to_disk. An image is a struct {bytes,
 // path}, bytes, or a text that names a file next to the table.
 #include <algorithm>
 #include <mutex>
@@ -39,7 +39,7 @@ class Tables : public RecordSource, public std::enable_shared_from_this<Tables> 
         size_ += rows[g], row += rows[g];
       }
     }
-    held_.resize(groups_.size());
+    open_groups_.resize(groups_.size());
   }
   int64_t size() const override { return size_; }
   int64_t shards() const override { return in_place_ ? 0 : static_cast<int64_t>(groups_.size()); }
@@ -49,8 +49,8 @@ class Tables : public RecordSource, public std::enable_shared_from_this<Tables> 
     std::shared_ptr<const TableGroup> group;
     {
       const std::lock_guard lock(mutex_);
-      if (!held_[k]) held_[k] = load(groups_[k]);
-      group = held_[k];
+      if (!open_groups_[k]) open_groups_[k] = load(groups_[k]);
+      group = open_groups_[k];
     }
     return record(groups_[k], *group, index - it->first);
   }
@@ -101,25 +101,28 @@ class Tables : public RecordSource, public std::enable_shared_from_this<Tables> 
       }
       return r;
     }
-    const Cell image = group.cell(0, row), caption = group.cell(1, row);
-    for (const auto& [cell, c] : {std::pair(&image, 0u), std::pair(&caption, 1u)}) {
-      check(!cell->array, Code::io, "{}: column '{}' is {}; expected {}", r.name, w.names[c], type(c),
-            c == 0 ? "an image: bytes, a struct {bytes, path}, or the name of a file" : "text");
-    }
-    r.caption = caption.bytes.bytes;
-    const bool named = type(0).ends_with("string");
-    const std::string path = named ? std::string(image.bytes.bytes) : image.path;
-    if (image.null) {
-      r.fault = r.name + ": no image";
-    } else if (!named && !image.bytes.bytes.empty()) {
-      r.image = image.bytes;
-    } else {
-      try {
-        const auto file_of = open_input(path.starts_with('/') || is_remote(path) ? path : sibling(file.location, path));
-        r.image = file_of->read(0, file_of->size());
-      } catch (const Error& e) {
-        r.fault = r.name + ": " + e.message();
-      }
+    const auto cell_of = [&](size_t c) {
+      Cell cell = group.cell(c, row);
+      check(!cell.array, Code::io, "{}: column '{}' is {}; expected {}", r.name, w.names[c], type(c),
+            c == 1 ? "text" : "an image: bytes, a struct {bytes, path}, or the name of a file");
+      return cell;
+    };
+    const auto image_of = [&](size_t c) -> Blob {
+      const Cell image = cell_of(c);
+      const bool named = type(c).ends_with("string");
+      const std::string path = named ? std::string(image.bytes.bytes) : image.path;
+      check(!image.null, Code::io, "no image{}", c == 0 ? "" : " in '" + w.names[c] + "'");
+      if (!named && !image.bytes.bytes.empty()) return image.bytes;
+      const auto file_of = open_input(path.starts_with('/') || is_remote(path) ? path : sibling(file.location, path));
+      return file_of->read(0, file_of->size());
+    };
+    cell_of(0);  // checks the image's type before the caption's
+    r.caption = cell_of(1).bytes.bytes;
+    try {
+      r.image = image_of(0);
+      for (size_t c = 2; c < w.names.size(); ++c) r.references.push_back(image_of(c));
+    } catch (const Error& e) {
+      r.fault = r.name + ": " + e.message();
     }
     return r;
   }
@@ -129,7 +132,7 @@ class Tables : public RecordSource, public std::enable_shared_from_this<Tables> 
   std::vector<Group> groups_;
   int64_t size_ = 0;
   mutable std::mutex mutex_;
-  mutable std::vector<std::shared_ptr<const TableGroup>> held_;  // in place only
+  mutable std::vector<std::shared_ptr<const TableGroup>> open_groups_;  // only for in_place() tables
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// WebDataset: tar files, each a shard; members whose names agree up to the first dot of the last part are one record:
-// an image (.jpg, .jpeg, .png, .webp) and its caption (.txt, or a key of .json). Other members are other data.
+// WebDataset: tar files, each a shard. Members whose paths are equal up to the first dot of the file name form one
+// record: an image (.jpg, .jpeg, .png, .webp) and its caption (.txt, or a key of .json). Other members are ignored.
 // Tar as POSIX ustar, with pax and GNU long names. Source: POSIX pax, "ustar Interchange Format"; GNU tar manual.
 #include <algorithm>
 #include <charconv>
@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kBlock = 512;
 
 struct Member {
-  int64_t at = 0;  // of its first header
+  int64_t at = 0;  // offset of its first header
   std::string name;
   Blob content;
 };
@@ -27,7 +27,7 @@ class TarReader {
   const std::string& name() const { return in_.file().name(); }
   int64_t position() const { return in_.position(); }
 
-  /// The next plain file; nothing at the end. offset() is behind it.
+  /// The next regular file; none at the end. offset() is then after it.
   std::optional<Member> next() {
     Member m{.at = in_.position()};
     std::string long_name;
@@ -68,7 +68,7 @@ class TarReader {
         m.name = !long_name.empty() ? long_name : (prefix.empty() ? "" : prefix + "/") + field(0, 100);
         m.content = content;
         return m;
-      } else if (type != 'g' && type != 'K') {  // folders and links
+      } else if (type != 'g' && type != 'K') {  // folders and links are skipped
         long_name.clear(), pax_size = -1;
         m.at = in_.position();
       }
@@ -78,7 +78,7 @@ class TarReader {
  private:
   int64_t octal(std::string_view f) const {
     int64_t v = 0;
-    if (!f.empty() && (f[0] & '\x80')) {  // GNU: large numbers in binary
+    if (!f.empty() && (f[0] & '\x80')) {  // GNU: large numbers are binary
       for (size_t i = 1; i < f.size(); ++i) {
         check(v < int64_t{1} << 48, Code::io, "{}: a member's size is damaged near byte {}", name(), in_.position());
         v = v << 8 | static_cast<uint8_t>(f[i]);
@@ -90,7 +90,7 @@ class TarReader {
     }
     return v;
   }
-  /// "<length> <key>=<value>\n", again and again.
+  /// Parses repeated "<length> <key>=<value>\n".
   void read_pax(std::string_view text, std::string& path, int64_t& size) const {
     while (!text.empty()) {
       const size_t blank = text.find(' '), equals = text.find('=');
@@ -171,6 +171,16 @@ class Reader : public ShardReader {
       r.caption = value.is_string() ? value.get<std::string>() : "";
     }
     if (!r.image.owner) r.fault = fmt::format("{}: no image; the record has: {}", name, found);
+    for (const std::string& column : config.reference_columns()) {  // "source", of 0001.source.png
+      const auto member = std::ranges::find_if(members, [&](const Member& m) {
+        const std::string e = split(m.name).extension;
+        return e == column || e.starts_with(column + ".");
+      });
+      if (member != members.end())
+        r.references.push_back(member->content);
+      else
+        r.fault = fmt::format("{}: no '{}'; the record has: {}", name, column, found);
+    }
     return r;
   }
 

@@ -16,9 +16,9 @@ T number(std::string_view bytes, size_t at) {
   return v;
 }
 
-class Reader : public ShardReader {
+class TfrecordReader : public ShardReader {
  public:
-  Reader(std::shared_ptr<const InputFile> file, int64_t offset, std::shared_ptr<const DataSourceConfig> config)
+  TfrecordReader(std::shared_ptr<const InputFile> file, int64_t offset, std::shared_ptr<const DataSourceConfig> config)
       : in_(std::move(file), offset), config_(std::move(config)) {}
 
   std::optional<PendingRecord> next() override {
@@ -64,7 +64,7 @@ class Tfrecords : public RecordSource {
   int64_t size() const override { return -1; }
   int64_t shards() const override { return static_cast<int64_t>(files_.size()); }
   std::unique_ptr<ShardReader> open(int64_t shard, int64_t offset) const override {
-    return std::make_unique<Reader>(open_input(files_[static_cast<size_t>(shard)]), offset, config_);
+    return std::make_unique<TfrecordReader>(open_input(files_[static_cast<size_t>(shard)]), offset, config_);
   }
 
  private:

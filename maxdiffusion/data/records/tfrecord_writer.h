@@ -1,5 +1,5 @@
-// Writes TFRecord files of tf.Examples that the reference's input pipeline reads: arrays computed beforehand, every
-// feature a serialized TensorProto, or images and captions as bytes. Source: the reference's TFRecord creators.
+// Writes TFRecord files of tf.Examples that MaxDiffusion's input pipeline reads: precomputed arrays, every feature a
+// serialized TensorProto; or images and captions as bytes. Source: MaxDiffusion's TFRecord creators.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,12 @@
 
 namespace md {
 
-/// `folder`/file_00-1000.tfrec, file_01-2000.tfrec, …: the number of the file, and of the records up to its end if it
-/// is full. Everything is written into a hidden folder next to it, which close() renames. Without close() nothing is
-/// left; a killed process leaves the hidden folder, which the next writer replaces.
+/// Writes `folder`/file_00-1000.tfrec, file_01-2000.tfrec, …: the number of the file, and the number of records up to
+/// its end if it is full. All files are written to a hidden folder next to it, which close() renames. Without close()
+/// the destructor removes it; a killed process leaves it, and the next writer replaces it.
 class TfrecordShards {
  public:
-  /// Throws io where `folder` exists and is not empty, invalid_config for less than one record in a file.
+  /// Throws io if `folder` exists and is not empty, invalid_config if records_per_shard < 1.
   TfrecordShards(const std::string& folder, int64_t records_per_shard);
   ~TfrecordShards();
   /// Adds one record with these features; each of `numbers` is a list of one number.

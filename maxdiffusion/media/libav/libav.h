@@ -1,4 +1,4 @@
-// Inside the library of video_library.h.
+// For files of the library behind video_library.h only.
 #pragma once
 
 extern "C" {

@@ -7,7 +7,7 @@
 namespace md {
 namespace {
 
-thread_local std::string complaint;  // NOLINT: FFmpeg's log has no other place for it
+thread_local std::string complaint;  // FFmpeg's log callback has no other storage
 
 void take_complaint(void* context, int level, const char* format, va_list arguments) {
   if (level > AV_LOG_ERROR) return;
@@ -38,9 +38,9 @@ class Library : public VideoLibrary {
 void clear_ffmpeg_log() { complaint.clear(); }
 
 std::string reason_of(int error) {
-  std::string said;
-  std::swap(said, complaint);
-  if (!said.empty()) return said;
+  std::string message;
+  std::swap(message, complaint);
+  if (!message.empty()) return message;
   std::array<char, AV_ERROR_MAX_STRING_SIZE> text{};
   av_strerror(error, text.data(), text.size());
   return text.data();

@@ -9,7 +9,7 @@
 namespace md {
 namespace {
 
-constexpr const char* kFormats = "mov,matroska,gif,avi,bmp_pipe,tiff_pipe";  // none that names other files
+constexpr const char* kFormats = "mov,matroska,gif,avi,bmp_pipe,tiff_pipe";  // none that refers to files
 constexpr const char* kNames = "mp4, mov, mkv, webm, avi or gif";
 
 /// A demuxer over bytes in memory, and its video stream.
@@ -24,7 +24,7 @@ class Input {
     format->pb = io_.get();
     format->io_open = [](AVFormatContext*, AVIOContext**, const char*, int, AVDictionary**) { return AVERROR(EPERM); };
     format->format_whitelist = av_strdup(kFormats);
-    const int opened = avformat_open_input(&format, nullptr, nullptr, nullptr);  // frees `format` where it fails
+    const int opened = avformat_open_input(&format, nullptr, nullptr, nullptr);  // frees `format` on failure
     if (opened < 0) fail(Code::io, "{}: not a video ({}), or damaged: {}", name, kNames, reason_of(opened));
     format_.reset(format);
     require(avformat_find_stream_info(format, nullptr), name, "what its streams are");
@@ -179,7 +179,7 @@ class Reader : public VideoReader {
     return std::make_unique<Frame>(std::move(frame), time_, *converter_);
   }
   void skip_to(double time) override {
-    constexpr double kNear = 1;  // seconds that are decoded as fast as another place is found
+    constexpr double kNear = 1;  // seconds; decoding them is as fast as seeking
     if (time <= time_ + kNear) return;
     const int64_t to = first_ + static_cast<int64_t>(time / av_q2d(input_->stream()->time_base));
     if (avformat_seek_file(input_->format(), input_->stream()->index, std::numeric_limits<int64_t>::min(), to, to, 0) >=
@@ -250,8 +250,8 @@ class Reader : public VideoReader {
   [[noreturn]] void broken(const std::string& why) const {
     fail(Code::io, "{}: frame {} does not decode: {}", name_, count_, why);
   }
-  /// The next frame; null at the end. `tolerant`: what does not decode before the first frame is passed over, as behind
-  /// a jump.
+  /// The next frame; null at the end. `tolerant`: skips frames that do not decode before the first good one, as after a
+  /// seek.
   FramePtr decode(bool tolerant) {
     clear_ffmpeg_log();
     FramePtr frame(av_frame_alloc());
@@ -285,11 +285,11 @@ class Reader : public VideoReader {
   int threads_;
   std::unique_ptr<Input> input_;
   CodecPtr codec_;
-  FramePtr ahead_;  // decoded, not yet given
+  FramePtr ahead_;  // decoded, not yet returned
   ImageSize stored_, size_;
   std::unique_ptr<Converter> converter_;
   int64_t first_ = AV_NOPTS_VALUE, count_ = 0;
-  double time_ = 0;  // of the frame last given
+  double time_ = 0;  // of the last returned frame
   bool drained_ = false;
 };
 

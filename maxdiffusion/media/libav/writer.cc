@@ -7,7 +7,7 @@
 namespace md {
 namespace {
 
-/// The file while it is written. The muxer moves the index to the front at the end, for which it opens the file again.
+/// The file while it is written. To move the index to the front at the end, the muxer opens the file again.
 struct File {
   std::string bytes;
   struct Place {
@@ -62,14 +62,16 @@ std::string encode_mp4_bytes(const uint8_t* rgb, int64_t frames, ImageSize size,
   const auto w = static_cast<int>(size.width), h = static_cast<int>(size.height);
   const AVCodec* encoder = avcodec_find_encoder_by_name("libx264");
   check(encoder != nullptr, Code::io, "{}: this libavcodec has no encoder libx264", name);
-  const auto memory = [&](bool there) { check(there, Code::out_of_memory, "{}: no memory for the encoder", name); };
+  const auto memory = [&](bool allocated) {
+    check(allocated, Code::out_of_memory, "{}: no memory for the encoder", name);
+  };
 
   File file;
   File::Place to{&file}, again{&file};
   const IoPtr io = io_of(to, true);
-  AVFormatContext* made = nullptr;
-  require(avformat_alloc_output_context2(&made, nullptr, "mp4", nullptr), name, "the muxer");
-  const OutputPtr format(made);
+  AVFormatContext* muxer = nullptr;
+  require(avformat_alloc_output_context2(&muxer, nullptr, "mp4", nullptr), name, "the muxer");
+  const OutputPtr format(muxer);
   memory(io != nullptr);
   format->pb = io.get();
   format->flags |= AVFMT_FLAG_BITEXACT | AVFMT_FLAG_CUSTOM_IO;

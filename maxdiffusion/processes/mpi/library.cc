@@ -1,5 +1,5 @@
-// Sums by MPI: each process adds one part of the elements, in the order of ranks, and sends the sums to all, so that
-// every process has the same bits.
+// Sums with MPI: each process adds one part of the elements, in rank order, and sends the sums to all, so that every
+// process has the same bits.
 #include <mpi.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ void wait(MPI_Request& request, const char* what) {
   }
 }
 
-/// Elements of arrays one after the other, as if they were one array.
+/// The elements of consecutive arrays as if they were one array.
 class Joined {
  public:
   explicit Joined(std::span<const std::span<float>> arrays) : arrays_(arrays) {}
@@ -60,8 +60,8 @@ class Joined {
 class Mpi final : public MpiLibrary {
  public:
   void start() override {
-    // A lost process must not kill this one before it logs the reason: UCX aborts when it reads that process's memory,
-    // and Hydra sends this signal.
+    // A lost process must not end this one before it logs the reason: UCX aborts when it reads that process's memory,
+    // and Hydra sends SIGUSR1.
     ::setenv("UCX_TLS", "^cma", 0);
     struct sigaction before {};
     if (::sigaction(SIGUSR1, nullptr, &before) == 0 && before.sa_handler == SIG_DFL) std::signal(SIGUSR1, SIG_IGN);
@@ -130,35 +130,35 @@ class Mpi final : public MpiLibrary {
  private:
   struct Device {
     MPI_Comm processes = MPI_COMM_NULL;
-    std::vector<float> block, parts;  // elements of one block; what the processes have of this one's part of it
+    std::vector<float> block, parts;  // elements of one block; all processes' values of this one's part
   };
-  static constexpr size_t kMostBytes = size_t{1} << 28;  // of a broadcast at a time
-  static constexpr int64_t kBlock = int64_t{1} << 22;    // elements that are sent at a time: 16 MiB
+  static constexpr size_t kMostBytes = size_t{1} << 28;  // bytes per broadcast
+  static constexpr int64_t kBlock = int64_t{1} << 22;    // elements per message: 16 MiB
 
   void sum_block(Device& d, int64_t n, float scale, Joined& from, Joined& to) const {
-    std::vector<int> sizes, starts;  // of the processes' parts of the block
+    std::vector<int> sizes, starts;  // of each process's part of the block
     for (int64_t r = 0; r < count_; ++r) {
       starts.push_back(static_cast<int>(n * r / count_));
       sizes.push_back(static_cast<int>(n * (r + 1) / count_) - starts.back());
     }
-    const auto own = static_cast<size_t>(sizes[static_cast<size_t>(rank_)]);
-    std::vector<int> own_sizes(static_cast<size_t>(count_), static_cast<int>(own)), own_starts;
-    for (int64_t r = 0; r < count_; ++r) own_starts.push_back(static_cast<int>(own) * static_cast<int>(r));
+    const auto local_size = static_cast<size_t>(sizes[static_cast<size_t>(rank_)]);
+    std::vector<int> local_sizes(static_cast<size_t>(count_), static_cast<int>(local_size)), local_starts;
+    for (int64_t r = 0; r < count_; ++r) local_starts.push_back(static_cast<int>(local_size) * static_cast<int>(r));
     d.block.resize(static_cast<size_t>(n));
-    d.parts.resize(own * static_cast<size_t>(count_));
+    d.parts.resize(local_size * static_cast<size_t>(count_));
     float* at = d.block.data();
     from.next(n, [&](const float* memory, int64_t part) { at = std::copy_n(memory, part, at); });
 
     MPI_Request request = MPI_REQUEST_NULL;
-    succeed(MPI_Ialltoallv(d.block.data(), sizes.data(), starts.data(), MPI_FLOAT, d.parts.data(), own_sizes.data(),
-                           own_starts.data(), MPI_FLOAT, d.processes, &request),
+    succeed(MPI_Ialltoallv(d.block.data(), sizes.data(), starts.data(), MPI_FLOAT, d.parts.data(), local_sizes.data(),
+                           local_starts.data(), MPI_FLOAT, d.processes, &request),
             "MPI_Ialltoallv");
     wait(request, "MPI_Ialltoallv");
     float* sums = d.parts.data();
     for (size_t r = 1; r < static_cast<size_t>(count_); ++r)
-      for (size_t i = 0; i < own; ++i) sums[i] += d.parts[r * own + i];
-    for (size_t i = 0; i < own; ++i) sums[i] *= scale;
-    succeed(MPI_Iallgatherv(sums, static_cast<int>(own), MPI_FLOAT, d.block.data(), sizes.data(), starts.data(),
+      for (size_t i = 0; i < local_size; ++i) sums[i] += d.parts[r * local_size + i];
+    for (size_t i = 0; i < local_size; ++i) sums[i] *= scale;
+    succeed(MPI_Iallgatherv(sums, static_cast<int>(local_size), MPI_FLOAT, d.block.data(), sizes.data(), starts.data(),
                             MPI_FLOAT, d.processes, &request),
             "MPI_Iallgatherv");
     wait(request, "MPI_Iallgatherv");
@@ -170,7 +170,7 @@ class Mpi final : public MpiLibrary {
   }
 
   int rank_ = 0, count_ = 1;
-  MPI_Comm all_ = MPI_COMM_NULL;  // of broadcasts
+  MPI_Comm all_ = MPI_COMM_NULL;  // for broadcasts
   std::vector<Device> devices_;
 };
 

@@ -39,7 +39,7 @@ class OpensslDigest final : public Digest {
   std::unique_ptr<EVP_MD_CTX, void (*)(EVP_MD_CTX*)> context_;
 };
 
-/// Whether an address is of this machine or of a private network.
+/// Whether an address belongs to this machine or a private network.
 bool is_local(const sockaddr* address) {
   if (address->sa_family == AF_INET) {
     const uint32_t a = ntohl(reinterpret_cast<const sockaddr_in*>(address)->sin_addr.s_addr);
@@ -62,7 +62,7 @@ bool is_local(const sockaddr* address) {
 struct Transfer {
   CURL* curl;
   const HttpLibrary::Body& body;
-  HttpAnswer answer;
+  HttpAnswer response;
   bool refused_address = false, local_addresses = true;
   std::exception_ptr thrown;
 
@@ -77,7 +77,7 @@ size_t on_body(char* data, size_t, size_t size, void* user) {
   auto& t = *static_cast<Transfer*>(user);
   const int64_t status = t.status();
   if (status != 200 && status != 206) {
-    t.answer.error_body.append(data, std::min(size, kErrorBody - std::min(kErrorBody, t.answer.error_body.size())));
+    t.response.error_body.append(data, std::min(size, kErrorBody - std::min(kErrorBody, t.response.error_body.size())));
     return size;
   }
   try {
@@ -92,9 +92,9 @@ size_t on_header(char* data, size_t, size_t size, void* user) {
   auto& t = *static_cast<Transfer*>(user);
   std::string_view line(data, size);
   while (!line.empty() && std::isspace(static_cast<unsigned char>(line.back()))) line.remove_suffix(1);
-  if (line.starts_with("HTTP/")) {  // a new answer, after a redirect perhaps
-    t.answer.headers.clear();
-    t.answer.error_body.clear();
+  if (line.starts_with("HTTP/")) {  // a new response, for example after a redirect
+    t.response.headers.clear();
+    t.response.error_body.clear();
     return size;
   }
   const size_t colon = line.find(':');
@@ -103,7 +103,7 @@ size_t on_header(char* data, size_t, size_t size, void* user) {
   std::ranges::transform(name, name.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
   line.remove_prefix(colon + 1);
   while (!line.empty() && std::isspace(static_cast<unsigned char>(line.front()))) line.remove_prefix(1);
-  t.answer.headers[name] = line;
+  t.response.headers[name] = line;
   return size;
 }
 
@@ -116,8 +116,8 @@ curl_socket_t on_open(void* user, curlsocktype, curl_sockaddr* address) {
   return ::socket(address->family, address->socktype | SOCK_CLOEXEC, address->protocol);
 }
 
-/// The file of certificate authorities: the one that SSL_CERT_FILE names, else the system's, where it has one that
-/// curl was not built to look for.
+/// The file of certificate authorities: SSL_CERT_FILE, else the system's if it is at a path that curl was not built
+/// with; empty: curl's default.
 std::string authorities_file() {
   if (const char* named = std::getenv("SSL_CERT_FILE"); named && *named) return named;
   for (const char* file : {"/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt",
@@ -155,7 +155,7 @@ class Curl final : public HttpLibrary {
     set(CURLOPT_HEADERDATA, static_cast<void*>(&t));
     set(CURLOPT_OPENSOCKETFUNCTION, on_open);
     set(CURLOPT_OPENSOCKETDATA, static_cast<void*>(&t));
-    if (!request.local_addresses) set(CURLOPT_PROXY, "");  // whose address would be looked at instead of the host's
+    if (!request.local_addresses) set(CURLOPT_PROXY, "");  // a proxy would hide the host's address
     if (!request.token.empty()) {
       set(CURLOPT_HTTPAUTH, CURLAUTH_BEARER);
       set(CURLOPT_XOAUTH2_BEARER, request.token.c_str());
@@ -165,12 +165,12 @@ class Curl final : public HttpLibrary {
     const CURLcode code = curl_easy_perform(curl.get());
     if (t.thrown) std::rethrow_exception(t.thrown);
     if (code == CURLE_OK)
-      t.answer.status = t.status();
+      t.response.status = t.status();
     else
-      t.answer.failure = t.refused_address ? "an address of this machine or of a private network"
-                         : words[0] != 0   ? words.data()
-                                           : curl_easy_strerror(code);
-    return std::move(t.answer);
+      t.response.failure = t.refused_address ? "an address of this machine or of a private network"
+                           : words[0] != 0   ? words.data()
+                                             : curl_easy_strerror(code);
+    return std::move(t.response);
   }
 
   std::unique_ptr<Digest> digest(const char* name) const override { return std::make_unique<OpensslDigest>(name); }

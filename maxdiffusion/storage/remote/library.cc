@@ -21,7 +21,7 @@ namespace {
 namespace afs = arrow::fs;
 
 constexpr int kRetries = 3;
-constexpr double kPatience = 20;  // seconds: to connect, without a byte, and of all attempts at Google
+constexpr double kPatience = 20;  // seconds: to connect, without a byte, and for all attempts with Google
 constexpr int64_t kChunk = int64_t{8} << 20, kChunksInMemory = 4;  // of a file that is written
 
 /// AWS's library decides which errors are retryable; this class sets attempts and delays.
@@ -40,7 +40,7 @@ std::string variable(const char* name) {
   return value ? value : "";
 }
 
-/// "s3://user@bucket/a/b?query" in parts.
+/// The parts of "s3://user@bucket/a/b?query".
 struct Place {
   std::string scheme, user, bucket, key, query;
   std::string path() const { return key.empty() ? bucket : bucket + "/" + key; }
@@ -58,7 +58,7 @@ Place place_of(const std::string& location) {
   return out;
 }
 
-/// Arrow's error without secrets, with advice.
+/// Throws Arrow's error without secrets, with advice.
 [[noreturn]] void refuse(const std::string& location, const arrow::Status& s) {
   const Place p = place_of(location);
   std::string text = s.message();
@@ -102,14 +102,14 @@ void require(const arrow::Status& s, const std::string& location) {
   if (!s.ok()) refuse(location, s);
 }
 
-/// "?retry_limit_seconds=2" is an option of Arrow's for Google only: the query without it, and the seconds.
+/// Splits off "?retry_limit_seconds=2", which Arrow only supports for Google: the query without it, and the seconds.
 std::pair<std::string, double> without_patience(const std::string& query) {
   constexpr std::string_view kName = "retry_limit_seconds=";
   const size_t at = query.find(kName);
   if (at == std::string::npos) return {query, kPatience};
   const size_t end = std::min(query.find('&', at), query.size());
   const double seconds = std::strtod(query.c_str() + at + kName.size(), nullptr);
-  // With the mark before it, and, of the first of several, the one behind it instead.
+  // Also removes the separator before it; if it was the first of several, the next separator becomes '?'.
   std::string rest = query.substr(0, at - 1) + query.substr(end);
   if (rest.starts_with('&')) rest[0] = '?';
   return {rest, seconds > 0 ? seconds : kPatience};
@@ -125,7 +125,8 @@ class RemoteFile : public InputFile {
     check(offset >= 0 && n >= 0 && offset <= size() && n <= size() - offset, Code::io,
           "{}: the file is truncated: bytes {} to {} of {} are needed", name_, offset, offset + n, size());
     if (n == 0) return {};
-    // A whole file is one request. For ranges Arrow's GCS filesystem first queries the file and opens an unused stream.
+    // Reads a whole file with one request. For ranges, Arrow's GCS filesystem first queries the file and opens an
+    // unused stream.
     const auto buffer = n == size() ? require(require(fs_->OpenInputStream(info_), location_)->Read(n), location_)
                                     : require(ranges()->ReadAt(offset, n), location_);
     check(buffer->size() == n, Code::io, "{}: {} bytes came at {}; expected {}: did the file change?", name_,
@@ -153,7 +154,7 @@ class Library : public RemoteLibrary {
     const Place p = place_of(location);
     const auto fs = system_of(location);
     std::vector<afs::FileInfo> infos;
-    // List a bucket directly: read permission for files may not include metadata of the bucket.
+    // Lists a bucket directly, because permission to read files may not include the bucket's metadata.
     const auto info = p.key.empty() ? afs::FileInfo(p.path(), afs::FileType::Directory)
                                     : require(fs->GetFileInfo(p.path()), location);
     if (info.type() == afs::FileType::NotFound) {
@@ -192,14 +193,14 @@ class Library : public RemoteLibrary {
         std::string bytes = source(at, std::min(kChunk, size - at));
         at += std::ssize(bytes);
         require(out->Write(arrow::Buffer::FromString(std::move(bytes))), location);
-        if (chunks % kChunksInMemory == 0) require(out->Flush(), location);  // waits for parts that are under way
+        if (chunks % kChunksInMemory == 0) require(out->Flush(), location);  // waits for parts that are being uploaded
       }
       require(out->Close(), location);
     } catch (...) {
       if (place_of(location).scheme == "s3") {
         if (!out->closed()) (void)out->Abort();
       } else {
-        // Destroying or aborting Arrow's GCS stream creates a file of the bytes sent so far.
+        // Destroying or aborting Arrow's GCS stream would create a file of the bytes sent so far.
         const std::lock_guard lock(mutex_);
         abandoned_.push_back(out);
       }
@@ -234,7 +235,7 @@ class Library : public RemoteLibrary {
   }
 
  private:
-  /// One for each bucket and who asks.
+  /// One filesystem for each bucket and its credentials.
   std::shared_ptr<afs::FileSystem> system_of(const std::string& location) const {
     const Place p = place_of(location);
     const std::string root =
@@ -285,7 +286,7 @@ class Library : public RemoteLibrary {
     return require(afs::GcsFileSystem::Make(options), location);
   }
 
-  /// The libraries of the wheel look for certificates where their builder had them; Debian has them here.
+  /// The wheel's libraries look for certificates at their build's path; Debian has them at another one.
   static void set_up() {
     static const bool once = [] {
       afs::FileSystemGlobalOptions options;

@@ -1,4 +1,4 @@
-// What the library of arrow_library.h gives.
+// Implementation of arrow_library.h.
 #include "maxdiffusion/data/records/arrow/library.h"
 
 #include <arrow/util/compression.h>

@@ -1,4 +1,4 @@
-// Inside the library of arrow_library.h.
+// For files of the library behind arrow_library.h only.
 #pragma once
 
 #include <arrow/buffer.h>

@@ -18,7 +18,7 @@
 namespace md {
 namespace {
 
-/// Our file as Arrow's.
+/// An InputFile as a file of Arrow's.
 class FileOfInput : public arrow::io::RandomAccessFile {
  public:
   explicit FileOfInput(std::shared_ptr<const InputFile> file) : file_(std::move(file)) {
@@ -85,7 +85,7 @@ std::optional<DType> number_type(const arrow::DataType& t) {
   }
 }
 
-/// The elements of a list at `row`: values and their offset; nullopt for types that are no list.
+/// The elements of a list at `row`: values and their offset; none for types that are not lists.
 struct Elements {
   std::shared_ptr<arrow::Array> values;
   int64_t begin, count;
@@ -157,7 +157,7 @@ class Group : public TableGroup {
     }
   }
 
-  /// Elements [begin, begin + count) of `a`, which are all of an array whose sizes so far are `dims`.
+  /// Elements [begin, begin + count) of `a`: all elements of an array whose leading sizes are `dims`.
   Cell array(const std::shared_ptr<arrow::Array>& a, int64_t begin, int64_t count, std::vector<int64_t> dims,
              size_t column) const {
     for (int64_t i = begin; i < begin + count; ++i) {
@@ -177,7 +177,7 @@ class Group : public TableGroup {
       const auto e = elements(*a, i);
       if (!e) refuse(column, *a->type(), "expected (nested) lists of numbers");
       if (inner < 0) inner = e->count, from = e->begin, values = e->values;
-      // The lists of a list follow each other.
+      // Nested lists must be contiguous.
       if (e->count != inner || e->begin != from + (i - begin) * inner)
         refuse(column, *a->type(), "the lists of an array have different lengths");
     }
@@ -236,7 +236,7 @@ class ParquetTable : public TableBase {
   bool in_place() const override { return false; }
   std::shared_ptr<const TableGroup> read(int64_t group, const std::vector<std::string>& names) const override {
     const std::lock_guard lock(mutex_);
-    // Parquet counts leaves: a struct has several.
+    // Parquet counts leaf columns: a struct has several.
     const auto& manifest = reader_->manifest();
     std::vector<int> leaves;
     for (int field : indices(names)) add_leaves(manifest.schema_fields[static_cast<size_t>(field)], leaves);
@@ -266,7 +266,7 @@ class ParquetTable : public TableBase {
   mutable std::mutex mutex_;
 };
 
-/// The few fields of a FlatBuffers table that a message is described by. Source: FlatBuffers' internals page.
+/// The few FlatBuffers fields that describe a message. Source: FlatBuffers' internals page.
 struct Flat {
   std::string_view bytes;
   size_t at;
@@ -296,7 +296,7 @@ class IpcTable : public TableBase {
     int64_t at = file_->read(0, std::min<int64_t>(6, file_->size())).bytes == "ARROW1" ? 8 : 0;
     bool ended = false;
     while (at < file_->size()) {
-      // Two words before a message's description, one in files older than Arrow 0.15; a size of 0 ends the file.
+      // A message's description follows two words, one in files before Arrow 0.15; a size of 0 ends the file.
       const auto word = [&](int64_t where) { return Flat{file_->read(where, 4).bytes, 0}.get<int32_t>(0, name); };
       int32_t size = word(at);
       const int64_t words = size == -1 ? 8 : 4;
@@ -346,7 +346,7 @@ class IpcTable : public TableBase {
     const auto message = require(arrow::ipc::ReadMessage(&reader), file_->name());
     check(message != nullptr, Code::io, "{}: no message at byte {}", file_->name(), at);
     const auto batch = require(arrow::ipc::ReadRecordBatch(*message, schema_, &memo, options), file_->name());
-    require(batch->ValidateFull(), file_->name());  // offsets of texts too, which are read without a look
+    require(batch->ValidateFull(), file_->name());  // includes the offsets of texts, which are read without checks
     std::vector<std::shared_ptr<arrow::Array>> columns;
     for (const std::string& n : names) columns.push_back(batch->GetColumnByName(n));
     return std::make_shared<Group>(file_, names, std::move(columns));

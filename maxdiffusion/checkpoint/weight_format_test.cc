@@ -1,0 +1,185 @@
+#include "maxdiffusion/checkpoint/weight_format.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/checkpoint/gguf.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/weights.h"
+
+namespace md {
+namespace {
+
+const std::string kFiles = MD_SOURCE_DIR "/tests/golden/quantized_files/";
+
+/// Overwrites bytes of a header at an offset, or after a text in it.
+class Bytes {
+ public:
+  Bytes() : text(read_file(kFiles + "types.gguf")) {}
+  template <class T>
+  Bytes& set(size_t at, T value) {
+    std::memcpy(text.data() + at, &value, sizeof value);
+    return *this;
+  }
+  size_t behind(const std::string& part, size_t extra = 0) const { return text.find(part) + part.size() + extra; }
+  std::string text;
+};
+
+std::string error_of(const std::string& path, const std::vector<WantedWeight>& expected) {
+  try {
+    load_weights(path, expected);
+  } catch (const Error& e) {
+    return e.what();
+  }
+  return "no error";
+}
+std::string gguf_error(const std::string& bytes) {
+  const TemporaryFolder t;
+  write_file_atomic(t / "a.gguf", bytes);
+  try {
+    SafetensorsReader::open(t / "a.gguf");
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::io);
+    return e.what();
+  }
+  return "no error";
+}
+bool says(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+TEST(WeightFormat, EveryTypeOfGgufIsReadAsThePublishedPackageReadsIt) {
+  const HostArrays values = SafetensorsReader::open(kFiles + "types.safetensors").tensors();
+  std::vector<WantedWeight> expected;
+  for (const auto& [name, array] : values) expected.push_back({name, array.shape()});
+  ASSERT_EQ(expected.size(), 12u);
+  const HostArrays read = load_weights(kFiles + "types.gguf", expected);
+  for (const auto& [name, array] : values) {
+    const auto want = array.view<float>(), got = read.at(name).view<float>();
+    for (size_t i = 0; i < want.size(); ++i)
+      ASSERT_LE(std::fabs(got[i] - want[i]), 1e-6 * std::fabs(want[i]) + 1e-6) << name << " " << i;
+  }
+  const SafetensorsReader file = SafetensorsReader::open(kFiles + "types.gguf");
+  EXPECT_EQ(file.metadata().at("general.architecture"), "flux");
+  EXPECT_EQ(file.metadata().at("a.number"), "7");
+  EXPECT_FALSE(file.metadata().contains("a.list"));
+}
+
+TEST(WeightFormat, GgufOfVersion2IsReadAndOthersAreRefused) {
+  EXPECT_EQ(gguf_error(Bytes().set<uint32_t>(4, 2).text), "no error");
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint32_t>(4, 1).text), "GGUF of version 1; expected 2 or 3"));
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint32_t>(4, 3 << 24).text), "big-endian"));
+}
+
+TEST(WeightFormat, HostileGgufIsRefusedByName) {
+  const Bytes whole;
+  const size_t entry = whole.behind("q4_0.weight");  // rank, sizes, type, offset
+  for (size_t n = 0; n < whole.text.size(); n += 61) {
+    const std::string e = gguf_error(whole.text.substr(0, n));
+    if (!says(e, "truncated")) {
+      EXPECT_TRUE(says(e, "are more than a file of")) << n << " " << e;
+    }
+  }
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint64_t>(8, 1ULL << 60).text), "tensors are more than a file of"));
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint64_t>(16, 1ULL << 60).text), "values are more than a file of"));
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint64_t>(24, 1ULL << 60).text), "truncated: a key of"));
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint32_t>(entry, 99).text), "tensor 'q4_0.weight' has 99 axes"));
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint64_t>(entry + 4, 1ULL << 62).text), "do not fit into memory"));
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint64_t>(entry + 4, 63).text), "rows of 63 numbers are not whole blocks"));
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint64_t>(entry + 12, 1 << 20).text), "truncated: tensor 'q4_0.weight'"));
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint32_t>(entry + 20, 999).text), "of the unknown type 999"));
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint32_t>(entry + 20, 10).text),
+                   "is Q2_K, which is not supported; expected one of: F32, F16, Q4_0"));
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint64_t>(entry + 24, 8).text), "which is not a multiple of 32"));
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint64_t>(entry + 24, 128).text), "overlaps"));
+  EXPECT_TRUE(says(gguf_error(Bytes().set<char>(whole.text.find("q4_1.weight") + 3, '0').text), "'q4_0.weight' twice"));
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint32_t>(whole.behind("orig_shape.flat.weight", 16), 5).text),
+                   "comfy.gguf.orig_shape.flat.weight is ["));
+}
+
+TEST(WeightFormat, Bitsandbytes4BitsAndInt8AreReadAsThePackageReadsThem) {
+  const HostArrays values = SafetensorsReader::open(kFiles + "bnb_values.safetensors").tensors();
+  std::vector<WantedWeight> expected;
+  for (const char* name : {"nested", "plain", "fp4", "int8"})
+    expected.push_back({std::string(name) + ".weight", values.at(name).shape()});
+  const HostArrays read = load_weights(kFiles + "bnb.safetensors", expected);
+  for (const char* name : {"nested", "plain", "fp4", "int8"}) {
+    const auto want = values.at(std::string(name) + ".read").view<float>(),
+               got = read.at(std::string(name) + ".weight").view<float>();
+    for (size_t i = 0; i < want.size(); ++i) ASSERT_NEAR(got[i], want[i], 1e-7) << name << " " << i;
+  }
+}
+
+TEST(WeightFormat, DamagedBitsandbytesStatesAreNamed) {
+  const TemporaryFolder t;
+  const HostArrays whole = SafetensorsReader::open(kFiles + "bnb.safetensors").tensors();
+  const auto error = [&](const std::string& name, const std::function<void(HostArrays&)>& damage) {
+    HostArrays all;
+    for (const auto& [key, array] : whole)
+      if (key.starts_with(name)) all[key] = array;
+    damage(all);
+    write_safetensors(t / "a.safetensors", all);
+    return error_of(t / "a.safetensors", {{name + ".weight", {DType::f32, {96, 192}}}});
+  };
+  const std::string state = "nested.weight.quant_state.bitsandbytes__nf4";
+  EXPECT_EQ(error("nested", [](HostArrays&) {}), "no error");
+  EXPECT_TRUE(says(error("nested", [](HostArrays& a) { a.erase("nested.weight.absmax"); }),
+                   "'nested.weight' is in 4 bits and has no 'nested.weight.absmax'"));
+  EXPECT_TRUE(says(error("nested", [](HostArrays& a) { a.erase("nested.weight.nested_absmax"); }), "expected both"));
+  EXPECT_TRUE(says(error("nested",
+                         [&](HostArrays& a) {
+                           a[state] = HostArray::of<char>({DType::u8, {2}}, {{'{', '}'}});
+                         }),
+                   "its quant_state is not what bitsandbytes writes"));
+  EXPECT_TRUE(says(error("nested",
+                         [&](HostArrays& a) {
+                           std::string text(reinterpret_cast<const char*>(a[state].data()), a[state].bytes());
+                           text.replace(text.find("192"), 3, "194");
+                           a[state] = HostArray::of<char>({DType::u8, {std::ssize(text)}}, text);
+                         }),
+                   "'nested.weight': 9216 bytes and 288 blocks do not fit its quant_state"));
+  EXPECT_TRUE(says(error("int8",
+                         [](HostArrays& a) {
+                           a.at("int8.SCB") = a.at("int8.SCB").reshaped({1, 6});
+                         }),
+                   "1 of another shape"));
+}
+
+TEST(WeightFormat, AFloat8WeightWithoutItsScaleIsAnErrorInAFileWithScalesAndPlainElsewhere) {
+  const TemporaryFolder t;
+  const std::vector<float> numbers{1, -2, 4, 0.5F};
+  const HostArray w = HostArray::of<float>({DType::f32, {2, 2}}, numbers).cast(DType::f8e4m3fn);
+  const HostArray scale = HostArray::of<float>({DType::f32, {}}, {{3.0F}});
+  const std::string path = t / "a.safetensors";
+  const std::vector<WantedWeight> expected{{"a.weight", {DType::f32, {2, 2}}}, {"b.weight", {DType::f32, {2, 2}}}};
+  write_safetensors(path, {{"a.weight", w}, {"b.weight", w}});
+  EXPECT_EQ(load_weights(path, expected).at("a.weight").to_doubles(), (std::vector<double>{1, -2, 4, 0.5}));
+  write_safetensors(path, {{"a.weight", w}, {"b.weight", w}, {"a.scale_weight", scale}, {"b.scale_weight", scale}});
+  EXPECT_EQ(load_weights(path, expected).at("b.weight").to_doubles(), (std::vector<double>{3, -6, 12, 1.5}));
+  write_safetensors(path, {{"a.weight", w}, {"b.weight", w}, {"a.scale_weight", scale}});
+  EXPECT_TRUE(
+      says(error_of(path, expected), "'b.weight' is f8e4m3fn without a scale, but the file holds 'a.scale_weight'"));
+  write_safetensors(path, {{"a.weight", w}, {"b.weight", w}, {"scaled_fp8", scale}});
+  EXPECT_TRUE(
+      says(error_of(path, expected), "'a.weight' is f8e4m3fn without a scale, but the file holds 'scaled_fp8'"));
+}
+
+TEST(WeightFormat, BlocksAreWrittenWithTheBytesOfThePublishedPackage) {
+  const HostArrays golden = SafetensorsReader::open(kFiles + "written.safetensors").tensors();
+  const HostArray& x = golden.at("x");
+  for (const char* name : {"q8_0", "q4_0"}) {
+    const GgufType* type = find_written_gguf_type(name);
+    ASSERT_TRUE(type) << name;
+    const HostArray& want = golden.at(std::string("x.") + name);
+    std::vector<std::byte> got(want.bytes());
+    write_gguf_blocks(*type, x.view<float>().data(), x.shape().elements() / type->numbers, got.data());
+    for (size_t i = 0; i < got.size(); ++i) ASSERT_EQ(got[i], want.data()[i]) << name << " byte " << i;
+  }
+  EXPECT_EQ(find_written_gguf_type("q4_k"), nullptr);
+}
+
+}  // namespace
+}  // namespace md

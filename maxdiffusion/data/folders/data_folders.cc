@@ -1,0 +1,230 @@
+#include "maxdiffusion/data/folders/data_folders.h"
+
+#include <algorithm>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/shortened.h"
+#include "maxdiffusion/base/utf8.h"
+#include "maxdiffusion/data/records/image_folder.h"
+#include "maxdiffusion/data/records/kinds.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+
+std::string stem_of(const std::string& name) { return fs::path(name).replace_extension().string(); }
+
+/// Captions of kohya's JSON file, by its keys: a path, a name, or a name without extension.
+std::map<std::string, std::string> kohya_captions(const std::string& file) {
+  const auto input = open_input(file);
+  const nlohmann::json all = parse_json_or_discard(input->read(0, input->size()).bytes);
+  check(all.is_object(), Code::io, "{}: expected JSON: {{\"NAME\": {{\"caption\": …}}, …}}", shown(file));
+  std::map<std::string, std::string> out;
+  for (const auto& [name, row] : all.items()) {
+    const auto text = [&, &row = row, &name = name](const char* key) {
+      if (!row.is_object() || !row.contains(key) || row[key].is_null()) return std::string();
+      check(row[key].is_string(), Code::io, "{}: '{}' of '{}' is no text", shown(file), key, name);
+      return row[key].get<std::string>();
+    };
+    const std::string caption = text("caption"), tags = text("tags");
+    std::string both;  // the tags apply to each line
+    std::istringstream lines(caption);
+    for (std::string line; std::getline(lines, line);)
+      both += (both.empty() ? "" : "\n") + line + (tags.empty() ? "" : ", " + tags);
+    out[name] = caption.empty() ? tags : both;
+  }
+  return out;
+}
+
+/// The images listed in JSON lines.
+std::vector<ImageItem> items_of_lines(const DataFolder& f) {
+  const auto input = open_input(f.metadata);
+  std::istringstream lines{std::string(input->read(0, input->size()).bytes)};
+  const char* column = f.clips ? "video_path" : "image_path";
+  std::vector<ImageItem> items;
+  int64_t number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    if (trimmed(line).empty()) continue;
+    const auto row = parse_json_or_discard(line);
+    check(row.is_object() && row.contains(column) && row[column].is_string() && row.contains("caption") &&
+              row["caption"].is_string(),
+          Code::io, "{}:{}: expected {{\"{}\": …, \"caption\": …}}, found '{}'", shown(f.metadata), number, column,
+          shortened(line, 60));
+    std::string path = row[column].get<std::string>();
+    std::error_code ec;
+    if (!is_remote(path) && !fs::exists(path, ec) && fs::path(path).is_relative()) path = sibling(f.metadata, path);
+    check(is_remote(path) || fs::is_regular_file(path, ec), Code::io, "{}:{}: names '{}', which is no file",
+          shown(f.metadata), number, path);
+    items.push_back({.file = path, .name = path, .caption = row["caption"].get<std::string>(), .captioned = true});
+  }
+  check(!items.empty(), Code::io, "{}: names nothing", shown(f.metadata));
+  return items;
+}
+
+std::string words_of_name(const std::string& name) {
+  std::string words = fs::path(name).stem().string();
+  std::ranges::replace_if(
+      words, [](char c) { return c == '_' || c == '-'; }, ' ');
+  return trimmed(words);
+}
+
+std::vector<ImageItem> images_of(const DataFolder& f) {
+  const bool by_lines = f.metadata.ends_with(".jsonl");
+  std::vector<ImageItem> items = by_lines ? items_of_lines(f)
+                                          : list_image_folder(f.folder, {.caption_extensions = f.caption_extensions,
+                                                                         .recursive = f.recursive,
+                                                                         .clips = f.clips,
+                                                                         .quiet = true});
+  if (!f.metadata.empty() && !by_lines) {
+    const std::map<std::string, std::string> captions = kohya_captions(f.metadata);
+    std::erase_if(items, [&](ImageItem& item) {
+      for (const std::string& name :
+           {item.file, item.name, fs::path(item.name).filename().string(), stem_of(item.file), stem_of(item.name)})
+        if (const auto found = captions.find(name); found != captions.end()) {
+          item.caption = found->second, item.captioned = true;
+          return false;
+        }
+      return true;
+    });
+    check(!items.empty(), Code::io, "{}: names no image of '{}'", shown(f.metadata), shown(f.folder));
+  }
+  if (f.most >= 0 && std::ssize(items) > f.most) items.resize(static_cast<size_t>(f.most));
+  int64_t empty = 0;
+  for (ImageItem& item : items) {
+    if (f.only_caption) {
+      item.caption = *f.only_caption;
+    } else if (f.names_are_captions) {
+      item.caption = words_of_name(item.name);
+    } else if (!item.captioned) {
+      std::string endings;
+      for (const std::string& e : f.caption_extensions) endings += (endings.empty() ? "" : " or ") + e;
+      check(f.missing_caption.has_value(), Code::io, "{}: no caption; expected a {} file next to it", shown(item.file),
+            endings);
+      item.caption = *f.missing_caption;
+    }
+    item.caption = valid_utf8(item.caption);
+    empty += item.caption.empty();
+  }
+  if (empty > 0 && f.captions.prefix.empty() && f.captions.suffix.empty() && f.captions.trigger.empty())
+    log_warning("{}: '{}': {} of {} {} no caption: they train with an empty one", f.where,
+                shown(f.folder.empty() ? f.metadata : f.folder), empty, items.size(), f.clips ? "clips" : "images");
+  return items;
+}
+
+void check_folder(const DataFolder& f) {
+  check(f.repeats > 0, Code::invalid_config, "{}: {} repeats; expected 1 or more", f.where, f.repeats);
+  check(f.captions.separator != "", Code::invalid_config, "{}: caption_separator is empty; expected a text", f.where);
+}
+
+}  // namespace
+
+struct DataFolders::Item {
+  ImageItem image;
+  FoundFile mask;
+  int64_t folder = 0, repeats = 1;
+};
+
+struct DataFolders::Listed {
+  std::vector<DataFolder> folders;
+  std::vector<Item> items;
+  std::string fingerprint;
+  bool captions_vary = false;
+
+  explicit Listed(std::vector<DataFolder> all) : folders(std::move(all)) {
+    for (size_t i = 0; i < folders.size(); ++i) {
+      try {
+        add(static_cast<int64_t>(i), folders[i]);
+      } catch (Error& e) {
+        throw e.note("in " + folders[i].where);
+      }
+    }
+    balance();
+    std::vector<FoundFile> files;
+    for (const Item& item : items) {
+      const CaptionRules& rules = folders[static_cast<size_t>(item.folder)].captions;
+      const std::string& text = item.image.caption;
+      const bool any = varies(rules, text);
+      captions_vary |= any;
+      // Random choices are made in each step, and not cached.
+      const std::string fixed = any ? "" : applied(rules, text, 0, shown(item.image.file));
+      std::string box;
+      if (const auto& b = item.image.box) box = fmt::format("{} {} {} {}", b->left, b->top, b->width, b->height);
+      files.push_back({fmt::format("{}\n{}\n{}", item.image.file, fixed, box), item.image.size, item.image.modified});
+      for (const FoundFile& frame : item.image.frames) files.push_back(frame);
+      if (!item.mask.location.empty()) files.push_back(item.mask);
+    }
+    fingerprint = fingerprint_of(files);
+  }
+
+ private:
+  void add(int64_t number, const DataFolder& f) {
+    check_folder(f);
+    std::vector<ImageItem> found = images_of(f);
+    std::vector<FoundFile> masks;
+    if (!f.masks.empty()) masks = list_masks(f.masks, found);
+    for (size_t k = 0; k < found.size(); ++k)
+      items.push_back({.image = std::move(found[k]),
+                       .mask = masks.empty() ? FoundFile{} : masks[k],
+                       .folder = number,
+                       .repeats = f.repeats});
+    log_info("{}: '{}': {} × {}{}", f.where, shown(f.folder.empty() ? f.metadata : f.folder),
+             counted(std::ssize(found), f.clips ? "clip" : "image"), counted(f.repeats, "repeat"),
+             f.regularization ? ", regularization" : "");
+  }
+  bool regularizes(const Item& item) const { return folders[static_cast<size_t>(item.folder)].regularization; }
+  int64_t group(const Item& item) const { return folders[static_cast<size_t>(item.folder)].group; }
+  void balance() {
+    std::map<int64_t, int64_t> wanted;
+    for (const Item& item : items)
+      if (!regularizes(item)) wanted[group(item)] += item.repeats;
+    for (const auto& [of_group, samples] : wanted) {
+      std::vector<Item*> all;
+      for (Item& item : items)
+        if (regularizes(item) && group(item) == of_group) all.push_back(&item);
+      int64_t n = 0;
+      for (Item* item : all) {
+        if (n >= samples) item->repeats = 0;
+        n += item->repeats;
+      }
+      for (size_t i = 0; !all.empty() && n < samples; ++n, ++i) ++all[i % all.size()]->repeats;
+    }
+    for (const Item& item : items)
+      check(wanted.contains(group(item)), Code::invalid_config,
+            "{}: regularization images alone; expected a folder of other images next to them",
+            folders[static_cast<size_t>(item.folder)].where);
+    std::erase_if(items, [](const Item& item) { return item.repeats == 0; });
+  }
+};
+
+DataFolders::DataFolders(std::string name, std::vector<DataFolder> folders)
+    : DataFolders(std::move(name), std::make_unique<const Listed>(std::move(folders))) {}
+DataFolders::DataFolders(std::string name, std::unique_ptr<const Listed> listed)
+    : RecordSource(std::move(name), listed->fingerprint), listed_(std::move(listed)) {}
+DataFolders::~DataFolders() = default;
+
+int64_t DataFolders::size() const { return std::ssize(listed_->items); }
+bool DataFolders::masks() const {
+  return std::ranges::any_of(listed_->folders, [](const DataFolder& f) { return !f.masks.empty(); });
+}
+Record DataFolders::read(int64_t index) const {
+  const Item& item = at(index);
+  Record r = read_item(item.image, item.mask.location.empty() ? nullptr : &item.mask);
+  r.folder = item.folder;
+  return r;
+}
+const DataFolders::Item& DataFolders::at(int64_t index) const { return listed_->items[static_cast<size_t>(index)]; }
+int64_t DataFolders::repeats(int64_t index) const { return at(index).repeats; }
+const std::string& DataFolders::caption(int64_t index) const { return at(index).image.caption; }
+int64_t DataFolders::folder(int64_t index) const { return at(index).folder; }
+const std::vector<DataFolder>& DataFolders::folders() const { return listed_->folders; }
+bool DataFolders::captions_vary() const { return listed_->captions_vary; }
+
+}  // namespace md

@@ -1,0 +1,163 @@
+#include "maxdiffusion/data/folders/dynamic_prompts.h"
+
+#include <charconv>
+#include <cmath>
+#include <optional>
+#include <sstream>
+#include <string_view>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/shortened.h"
+#include "maxdiffusion/data/records/kinds.h"
+#include "maxdiffusion/data/records/shuffle.h"
+
+namespace md {
+namespace {
+
+constexpr int kDeepest = 100;
+constexpr uint64_t kMostChoices = 10000;
+
+/// Parses a decimal number; nothing if other text follows.
+std::optional<double> number_of(const std::string& text) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && !text.empty() ? std::optional(value)
+                                                                                   : std::nullopt;
+}
+
+bool is_escaped(const std::string& text, size_t at) {
+  return text[at] == '\\' && at + 1 < text.size() && std::string_view("{}|").find(text[at + 1]) != std::string::npos;
+}
+
+/// The name of the wildcard that begins at `at`; empty: there is none.
+std::string wildcard_at(const std::string& text, size_t at) {
+  if (text.compare(at, 2, "__") != 0) return "";
+  const size_t end = text.find("__", at + 3);
+  if (end == text.npos) return "";
+  const std::string name = text.substr(at + 2, end - at - 2);
+  return name.find_first_of(" \t\r\n,:;|{}()[]<>\"") == name.npos ? name : "";
+}
+
+/// The alternatives of the bracket at `at`, which is moved past it; none if the bracket does not close.
+std::vector<std::string> alternatives_at(const std::string& text, size_t& at) {
+  std::vector<std::string> out(1);
+  int depth = 0;
+  for (size_t i = at; i < text.size(); ++i) {
+    if (is_escaped(text, i)) {
+      out.back() += text.substr(i++, 2);
+      continue;
+    }
+    if (text[i] == '{' && depth++ == 0) continue;
+    if (text[i] == '}' && --depth == 0) {
+      at = i + 1;
+      return out;
+    }
+    if (text[i] == '|' && depth == 1)
+      out.emplace_back();
+    else
+      out.back() += text[i];
+  }
+  return {};
+}
+
+}  // namespace
+
+struct DynamicPrompts::Choice {
+  const std::string& key;
+  const std::string& prompt;  // used in messages
+  uint64_t bits, choices = 0;
+
+  template <class... A>
+  [[noreturn]] void refuse(fmt::format_string<A...> text, A&&... args) const {
+    fail(Code::invalid_config, "{}: {} in \"{}\"", key, fmt::format(text, std::forward<A>(args)...),
+         shortened(prompt, 80));
+  }
+  /// Uniform in [0, 1).
+  double next() {
+    if (++choices > kMostChoices) refuse("more than {} choices; expected wildcards that do not repeat", kMostChoices);
+    return std::ldexp(static_cast<double>(mix(bits ^ choices) >> 11), -53);
+  }
+};
+
+bool DynamicPrompts::has_choices(const std::string& prompt) {
+  for (size_t i = 0; i < prompt.size(); ++i)
+    if (is_escaped(prompt, i) || prompt[i] == '{' || !wildcard_at(prompt, i).empty()) return true;
+  return false;
+}
+
+std::string DynamicPrompts::chosen(const std::string& key, const std::string& prompt, uint64_t seed, int64_t image,
+                                   uint64_t stream) {
+  Choice choice{key, prompt, mix(mix(mix(seed) ^ static_cast<uint64_t>(image)) ^ stream)};
+  return expanded(prompt, choice, 0);
+}
+
+std::string DynamicPrompts::expanded(const std::string& text, Choice& choice, int depth) {
+  if (depth > kDeepest)
+    choice.refuse("more than {} brackets and wildcards in each other; expected wildcards that do not name themselves",
+                  kDeepest);
+  std::string out;
+  for (size_t at = 0; at < text.size();) {
+    if (is_escaped(text, at)) {
+      out += text[at + 1];
+      at += 2;
+    } else if (text.compare(at, 2, "${") == 0) {
+      choice.refuse("'${{' begins a variable, which is not supported; expected {{a|b}}, or $\\{{ for these letters");
+    } else if (text[at] == '{') {
+      const std::vector<std::string> alternatives = alternatives_at(text, at);
+      if (alternatives.empty()) choice.refuse("'{{' is not closed; expected {{a|b}}, or \\{{ for this letter");
+      if (const size_t several = alternatives[0].find("$$");
+          several != std::string::npos && alternatives[0].find_first_not_of("0123456789-~ ") == several)
+        choice.refuse("{{{}…}} chooses several, which is not supported; expected {{a|b}}",
+                      alternatives[0].substr(0, several + 2));
+      out += one_of(alternatives, choice, depth);
+    } else if (const std::string name = only_brackets_ ? "" : wildcard_at(text, at); !name.empty()) {
+      out += one_of(lines(name, choice), choice, depth);
+      at += name.size() + 4;
+    } else {
+      out += text[at++];
+    }
+  }
+  return out;
+}
+
+std::string DynamicPrompts::one_of(const std::vector<std::string>& alternatives, Choice& choice, int depth) {
+  std::vector<double> weights;
+  std::vector<size_t> begins;
+  double total = 0;
+  for (const std::string& a : alternatives) {
+    const size_t colons = a.find("::");
+    const auto number = colons == a.npos ? std::nullopt : number_of(trimmed(a.substr(0, colons)));
+    if (number && (!std::isfinite(*number) || *number < 0))
+      choice.refuse("the weight {}; expected 0 or more", a.substr(0, colons));
+    weights.push_back(number.value_or(1));
+    begins.push_back(number ? colons + 2 : 0);
+    total += weights.back();
+  }
+  if (!(total > 0) || !std::isfinite(total)) choice.refuse("weights whose sum is {}; expected more than 0", total);
+  double rest = choice.next() * total;
+  size_t i = 0, last = 0;  // last: the last alternative with a positive weight
+  for (; i < weights.size(); ++i) {
+    if (weights[i] == 0) continue;
+    last = i;
+    if (rest < weights[i]) break;
+    rest -= weights[i];
+  }
+  return expanded(trimmed(alternatives[last].substr(begins[last])), choice, depth + 1);
+}
+
+const std::vector<std::string>& DynamicPrompts::lines(const std::string& name, const Choice& choice) {
+  const std::string& path = files_.path(name, fmt::format("{}: __{}__", choice.key, name));
+  auto [at, fresh] = lines_.try_emplace(path);
+  if (fresh) {
+    std::istringstream in(read_file(path));
+    for (std::string line; std::getline(in, line);) {
+      if (line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);
+      if (line = trimmed(line); !line.empty() && !line.starts_with('#')) at->second.push_back(line);
+    }
+  }
+  check(!at->second.empty(), Code::invalid_config, "wildcards_dir: '{}' has no lines; expected one or more", path);
+  return at->second;
+}
+
+}  // namespace md

@@ -1,0 +1,48 @@
+// The only file that includes toml++.
+#define TOML_EXCEPTIONS 1
+#include <toml++/toml.h>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/data/folders/dataset_text.h"
+
+namespace md {
+namespace {
+
+DatasetValue of_toml(const toml::node& node, const std::string& file) {
+  using Kind = DatasetValue::Kind;
+  DatasetValue v;
+  v.line = static_cast<int64_t>(node.source().begin.line);
+  if (const auto* table = node.as_table()) {
+    v.kind = Kind::table;
+    for (const auto& [key, value] : *table) {
+      v.members.emplace_back(std::string(key.str()), of_toml(value, file));
+      v.members.back().second.line = static_cast<int64_t>(key.source().begin.line);
+    }
+  } else if (const auto* array = node.as_array()) {
+    v.kind = Kind::list;
+    for (const toml::node& item : *array) v.items.push_back(of_toml(item, file));
+  } else if (const auto flag = node.value_exact<bool>()) {
+    v.kind = Kind::boolean, v.boolean = *flag;
+  } else if (const auto whole = node.value_exact<int64_t>()) {
+    v.kind = Kind::number, v.number = static_cast<double>(*whole);
+  } else if (const auto number = node.value_exact<double>()) {
+    v.kind = Kind::number, v.number = *number;
+  } else if (const auto text = node.value_exact<std::string>()) {
+    v.kind = Kind::text, v.text = *text;
+  } else {
+    fail(Code::invalid_config, "{}:{}: a date or time; expected a text, a number, true or false", file, v.line);
+  }
+  return v;
+}
+
+}  // namespace
+
+DatasetValue parse_toml(const std::string& text, const std::string& file) {
+  try {
+    return of_toml(toml::parse(text), file);
+  } catch (const toml::parse_error& e) {
+    fail(Code::invalid_config, "{}:{}: expected TOML: {}", file, e.source().begin.line, e.description());
+  }
+}
+
+}  // namespace md

@@ -1,0 +1,330 @@
+#include "maxdiffusion/nn/few_bits.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "maxdiffusion/autodiff/checkpoint.h"
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/half.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/nearest.h"
+#include "maxdiffusion/base/parallel.h"
+#include "maxdiffusion/nn/param.h"
+#include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/gather.h"
+#include "maxdiffusion/ops/shape.h"
+
+namespace md {
+namespace {
+
+constexpr int64_t kBlock = 64, kNestedBlock = 256;
+constexpr float kLargestFloat8 = 448;
+
+/// Quantiles of the normal distribution, with a zero. Source: Dettmers et al. 2023 (QLoRA), appendix E.
+constexpr std::array<float, 16> kNf4 = {-1.0F,
+                                        -0.6961928009986877F,
+                                        -0.5250730514526367F,
+                                        -0.39491748809814453F,
+                                        -0.28444138169288635F,
+                                        -0.18477343022823334F,
+                                        -0.09105003625154495F,
+                                        0.0F,
+                                        0.07958029955625534F,
+                                        0.16093020141124725F,
+                                        0.24611230194568634F,
+                                        0.33791524171829224F,
+                                        0.44070982933044434F,
+                                        0.5626170039176941F,
+                                        0.7229568362236023F,
+                                        1.0F};
+
+/// 256 numbers in ascending order: seven decades up to 1 of either sign, each with twice as many numbers as the one
+/// below; 0 and 1.
+const std::array<float, 256>& dynamic_map() {
+  static const std::array<float, 256> map = [] {
+    constexpr int kDecades = 7;
+    std::vector<float> all = {0, 1};
+    for (int i = 0; i < kDecades; ++i) {
+      const int n = 1 << i;
+      for (int k = 0; k < n; ++k) {
+        const double middle = 0.1 + 0.9 * (k + 0.5) / n;
+        for (const double sign : {1.0, -1.0})
+          all.push_back(static_cast<float>(sign * std::pow(10.0, i - kDecades + 1) * middle));
+      }
+    }
+    std::ranges::sort(all);
+    std::array<float, 256> out{};
+    std::ranges::copy(all, out.begin());
+    return out;
+  }();
+  return map;
+}
+
+template <size_t n>
+size_t nearest_of(const std::array<float, n>& map, float v) {
+  const auto* above = std::ranges::lower_bound(map, v);
+  if (above == map.begin()) return 0;
+  if (above == map.end()) return n - 1;
+  const auto i = static_cast<size_t>(above - map.begin());
+  return v - map[i - 1] <= map[i] - v ? i - 1 : i;
+}
+
+/// Codes of kNf4 for a block: the number of midpoints between its values that are smaller.
+void nf4_codes(const float* x, float by, uint8_t* codes) {
+  std::array<float, kBlock> scaled{};
+  for (size_t i = 0; i < kBlock; ++i) scaled[i] = x[i] * by;
+  std::fill_n(codes, kBlock, uint8_t{0});
+  for (size_t k = 1; k < kNf4.size(); ++k) {
+    const float middle = (kNf4[k - 1] + kNf4[k]) / 2;
+    for (size_t i = 0; i < kBlock; ++i) codes[i] += scaled[i] > middle;
+  }
+}
+
+float largest_of(const float* x, int64_t n) {
+  float most = 0;
+  for (int64_t i = 0; i < n; ++i) most = std::max(most, std::fabs(x[i]));
+  return most;
+}
+
+/// Calls f(first row, one past the last) for ranges of rows, on all cores.
+void by_rows(int64_t rows, int64_t row, const std::function<void(int64_t, int64_t)>& f) {
+  const int64_t some = std::max<int64_t>(1, (1 << 18) / std::max<int64_t>(row, 1));
+  parallel_for((rows + some - 1) / some, [&](int64_t part, int) { f(part * some, std::min(rows, (part + 1) * some)); });
+}
+
+std::vector<HostArray> allocate(FewBitsType type, const Dims& dims) {
+  std::vector<HostArray> out;
+  for (const FewBitsArray& a : few_bits_arrays(type, dims)) out.emplace_back(a.shape);
+  return out;
+}
+
+std::vector<HostArray> scaled_rows(FewBitsType type, const HostArray& matrix) {
+  const int64_t rows = matrix.dims()[0], row = matrix.dims()[1];
+  std::vector<HostArray> out = allocate(type, matrix.dims());
+  const auto x = matrix.view<float>();
+  const auto scales = out[1].mutable_view<float>();
+  std::byte* values = out[0].mutable_data();
+  by_rows(rows, row, [&](int64_t from, int64_t end) {
+    std::vector<float> scaled(static_cast<size_t>(row));
+    for (int64_t r = from; r < end; ++r) {
+      const float* in = x.data() + r * row;
+      const float most = largest_of(in, row), limit = type == FewBitsType::int8 ? 127 : kLargestFloat8;
+      const float scale = most > 0 ? most / limit : 1;
+      scales[static_cast<size_t>(r)] = scale;
+      for (int64_t i = 0; i < row; ++i) scaled[static_cast<size_t>(i)] = in[i] / scale;
+      if (type == FewBitsType::int8)
+        for (float& v : scaled) v = std::nearbyint(v);
+      if (type == FewBitsType::int8)
+        for (int64_t i = 0; i < row; ++i)
+          values[r * row + i] = static_cast<std::byte>(static_cast<int8_t>(scaled[static_cast<size_t>(i)]));
+      else
+        convert_elements(DType::f32, scaled.data(), DType::f8e4m3fn, values + r * row, static_cast<size_t>(row));
+    }
+  });
+  return out;
+}
+
+std::vector<HostArray> normal_floats(const HostArray& matrix) {
+  const int64_t n = matrix.shape().elements(), blocks = n / kBlock;
+  std::vector<HostArray> out = allocate(FewBitsType::nf4, matrix.dims());
+  const auto x = matrix.view<float>();
+  std::byte* values = out[0].mutable_data();
+  std::vector<float> largest(static_cast<size_t>(blocks));
+  by_rows(blocks, kBlock, [&](int64_t from, int64_t end) {
+    for (int64_t b = from; b < end; ++b) {
+      const float* in = x.data() + b * kBlock;
+      const float most = largest_of(in, kBlock), inverse = most > 0 ? 1 / most : 0;
+      largest[static_cast<size_t>(b)] = most;
+      std::array<uint8_t, kBlock> codes{};
+      nf4_codes(in, inverse, codes.data());
+      for (size_t i = 0; i < kBlock; i += 2)
+        values[(b * kBlock + static_cast<int64_t>(i)) / 2] = static_cast<std::byte>(codes[i] << 4 | codes[i + 1]);
+    }
+  });
+  double sum = 0;
+  for (const float v : largest) sum += static_cast<double>(v);
+  const auto mean = static_cast<float>(sum / static_cast<double>(blocks));
+  const auto codes = out[1].mutable_view<uint8_t>();
+  const auto nested = out[2].mutable_view<float>();
+  for (size_t b = 0; b < nested.size(); ++b) {
+    const size_t first = b * kNestedBlock, end = std::min(largest.size(), first + kNestedBlock);
+    float most = 0;
+    for (size_t i = first; i < end; ++i) most = std::max(most, std::fabs(largest[i] - mean));
+    nested[b] = most;
+    const float inverse = most > 0 ? 1 / most : 0;
+    for (size_t i = first; i < end; ++i)
+      codes[i] = static_cast<uint8_t>(nearest_of(dynamic_map(), (largest[i] - mean) * inverse));
+  }
+  out[3].mutable_view<float>()[0] = mean;
+  return out;
+}
+
+Tensor widened_nf4(const Dims& dims, const std::vector<Tensor>& a) {
+  const int64_t blocks = dims[0] * dims[1] / kBlock;
+  Graph& g = a[0].graph();
+  const HostArray map = HostArray::of<float>({DType::f32, {256}}, dynamic_map());
+  Tensor largest = take(constant(g, map), cast(a[1], DType::s32));
+  const int64_t nested = a[2].dim(0);
+  Tensor by = reshape(broadcast_to(reshape(a[2], {nested, 1}), {nested, kNestedBlock}), {nested * kNestedBlock});
+  by = reshape(slice_axis(by, 0, 0, blocks), {dims[0], dims[1] / kBlock});
+  largest = largest * by + reshape(a[3], {1, 1});
+  // The two numbers of each byte value.
+  std::vector<float> pairs;
+  for (size_t byte = 0; byte < 256; ++byte) pairs.insert(pairs.end(), {kNf4[byte >> 4], kNf4[byte & 15]});
+  Tensor values = take(constant(g, HostArray::of<float>({DType::f32, {256, 2}}, pairs)), cast(a[0], DType::s32));
+  values = reshape(values, {dims[0], dims[1] / kBlock, kBlock}) * reshape(largest, {dims[0], dims[1] / kBlock, 1});
+  return reshape(values, dims);
+}
+
+bool has_part(const std::string& module, const std::string& part) {
+  return ("." + module + ".").find("." + part + ".") != std::string::npos;
+}
+bool in_block(const std::string& module) {
+  for (size_t from = 0, to; from < module.size(); from = to + 1) {
+    to = std::min(module.find('.', from), module.size());
+    const std::string part = module.substr(from, to - from);
+    if (!part.empty() && (part == "*" || std::ranges::all_of(part, [](char c) { return c >= '0' && c <= '9'; })))
+      return true;
+  }
+  return false;
+}
+
+}  // namespace
+
+bool FewBits::covers(const std::string& module, const Dims& dims) const {
+  if (dims.size() != 2) return false;
+  for (const std::string& part : skip)
+    if (part == kOutsideBlocks ? !in_block(module) : has_part(module, part)) return false;
+  if (type == FewBitsType::nf4 && dims[1] % kBlock != 0)
+    throw Error(Code::invalid_config,
+                fmt::format("base weights in nf4: '{}' has rows of {} numbers; expected a multiple "
+                            "of {}",
+                            module, dims[1], kBlock))
+        .note(fmt::format("try: base_quantization_skip=[{}, {}], or int8", fmt::join(skip, ", "),
+                          module.substr(module.rfind('.') + 1)));
+  return true;
+}
+
+std::shared_ptr<const FewBits> make_few_bits(const std::string& key, const std::string& name,
+                                             const std::vector<std::string>& skip) {
+  if (name.empty()) return nullptr;
+  for (const auto& [known, type] :
+       {std::pair{"float8_e4m3fn", FewBitsType::float8}, {"int8", FewBitsType::int8}, {"nf4", FewBitsType::nf4}})
+    if (name == known) return std::make_shared<const FewBits>(FewBits{type, skip});
+  fail(Code::invalid_config, "{} is '{}'; expected one of: {}", key, name,
+       nearest_first(name, {"float8_e4m3fn", "int8", "nf4"}));
+}
+
+std::vector<FewBitsArray> few_bits_arrays(FewBitsType type, const Dims& dims) {
+  const int64_t rows = dims.at(0), row = dims.at(1);
+  if (type != FewBitsType::nf4)
+    return {{"", {type == FewBitsType::int8 ? DType::s8 : DType::f8e4m3fn, dims}, true},
+            {".scale", {DType::f32, {rows}}, true}};
+  const int64_t blocks = rows * row / kBlock;
+  return {{"", {DType::u8, {rows, row / 2}}, true},
+          {".absmax", {DType::u8, {rows, row / kBlock}}, true},
+          {".nested_absmax", {DType::f32, {(blocks + kNestedBlock - 1) / kNestedBlock}}, false},
+          {".nested_offset", {DType::f32, {1}}, false}};
+}
+
+std::vector<HostArray> few_bits_of(FewBitsType type, const HostArray& matrix) {
+  return type == FewBitsType::nf4 ? normal_floats(matrix) : scaled_rows(type, matrix);
+}
+
+HostArray widened(FewBitsType type, const std::vector<HostArray>& a) {
+  const int64_t rows = a.at(0).dims()[0], row = a[0].dims()[1] * (type == FewBitsType::nf4 ? 2 : 1);
+  HostArray out({DType::f32, {rows, row}});
+  const auto y = out.mutable_view<float>();
+  if (type != FewBitsType::nf4) {
+    const HostArray values = a[0].cast(DType::f32);
+    const auto v = values.view<float>(), scales = a.at(1).view<float>();
+    for (size_t i = 0; i < y.size(); ++i) y[i] = v[i] * scales[i / static_cast<size_t>(row)];
+    return out;
+  }
+  const auto codes = a.at(1).view<uint8_t>();
+  const auto nested = a.at(2).view<float>();
+  const float mean = a.at(3).view<float>()[0];
+  for (size_t i = 0; i < y.size(); ++i) {
+    const size_t block = i / kBlock;
+    const auto byte = std::to_integer<size_t>(a[0].data()[i / 2]);
+    y[i] =
+        kNf4[i % 2 == 0 ? byte >> 4 : byte & 15] * (dynamic_map()[codes[block]] * nested[block / kNestedBlock] + mean);
+  }
+  return out;
+}
+
+Tensor few_bits_product(FewBitsType type, const Dims& dims, Tensor x, const std::vector<Tensor>& arrays,
+                        const std::function<Tensor(Tensor, Tensor)>& f) {
+  std::vector<Tensor> in = {x};
+  in.insert(in.end(), arrays.begin(), arrays.end());
+  const auto body = [&](const std::vector<Tensor>& all) -> std::vector<Tensor> {
+    const std::vector<Tensor> a(all.begin() + 1, all.end());
+    if (type == FewBitsType::nf4) return {f(all[0], cast(widened_nf4(dims, a), x.dtype()))};
+    // Rows of the matrix are the last axis of the result, so their scales apply after the product.
+    return {cast(cast(f(all[0], cast(a[0], x.dtype())), DType::f32) * a[1], x.dtype())};
+  };
+  return checkpoint(remat_policy("MATMUL_WITHOUT_BATCH"), body, in)[0];
+}
+
+bool has_few_bits(const ParamTable& params, const std::string& component) {
+  return std::ranges::any_of(params.params(), [&](const Param& p) { return p.few_bits && p.model == component; });
+}
+
+ParamTable before_few_bits(const ParamTable& params, const std::string& component) {
+  ParamTable out;
+  for (Param p : params.params()) {
+    if (p.model != component || (p.few_bits && p.few_bits->which > 0)) continue;
+    if (p.few_bits) {
+      p.shape = {DType::f32, p.few_bits->dims};
+      if (p.stacked > 0) p.shape.dims.insert(p.shape.dims.begin(), p.stacked);
+      p.few_bits = nullptr;
+    }
+    out.add(std::move(p));
+  }
+  return out;
+}
+
+HostArrays few_bits_values(const ParamTable& params, const std::string& component,
+                           const std::function<HostArray(const std::string& path)>& layer) {
+  std::map<std::string, std::vector<const Param*>> arrays;  // of each weight
+  for (const Param& p : params.params())
+    if (p.model == component) arrays[p.few_bits ? p.few_bits->weight : p.path].push_back(&p);
+  HostArrays out;
+  for (const auto& [path, parts] : arrays) {
+    const Param& first = *parts[0];
+    const int64_t layers = std::max<int64_t>(first.stacked, 1);
+    std::vector<HostArray> whole;
+    for (int64_t i = 0; i < layers; ++i) {
+      const HostArray one = layer(first.stacked > 0 ? layer_path(path, i) : path);
+      const std::vector<HostArray> encoded = first.few_bits ? few_bits_of(first.few_bits->type, one) : std::vector{one};
+      if (first.stacked == 0) {
+        whole = encoded;
+        break;
+      }
+      if (whole.empty())
+        for (const Param* p : parts) whole.emplace_back(p->shape);
+      for (size_t k = 0; k < encoded.size(); ++k)
+        std::memcpy(whole[k].mutable_data() + static_cast<size_t>(i) * encoded[k].bytes(), encoded[k].data(),
+                    encoded[k].bytes());
+    }
+    for (size_t k = 0; k < parts.size(); ++k) out[parts[k]->input] = whole.at(k);
+  }
+  return out;
+}
+
+HostArrays few_bits_values(const ParamTable& params, const std::string& component, const HostArrays& before) {
+  std::map<std::string, HostArray> layers;
+  const ParamTable plain = before_few_bits(params, component);
+  for (const Param& p : plain.params()) {
+    const HostArray& all = before.at(p.input);
+    if (p.stacked == 0) layers[p.path] = all;
+    for (int64_t i = 0; i < p.stacked; ++i) layers[layer_path(p.path, i)] = row_of(all, i);
+  }
+  return few_bits_values(params, component, [&](const std::string& path) { return layers.at(path); });
+}
+
+}  // namespace md

@@ -1,0 +1,304 @@
+// The parts of the API of AUTOMATIC1111's web UI that its clients need to generate: /sdapi/v1/txt2img, img2img,
+// options, samplers, schedulers, sd-models, loras, progress, interrupt, skip, png-info. Fields have the web UI's names;
+// missing fields have the model's defaults, not the web UI's. As in the web UI, image i of a request has the first
+// image's seed plus i. Source: its page /docs.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cctype>
+
+#include "maxdiffusion/base/base64.h"
+#include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/media/image.h"
+#include "maxdiffusion/schedulers/sampler_names.h"
+#include "maxdiffusion/server/samplers.h"
+#include "maxdiffusion/server/service.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+
+json a1111_error(int status, const std::string& message) {
+  const char* name = status == 404 ? "Not Found" : status >= 500 ? "Internal Server Error" : "HTTPException";
+  return {{"error", name}, {"detail", message}, {"body", ""}, {"errors", message}};
+}
+
+/// Sets the sampler and the spacing of its noise levels.
+void set_sampler(Fields& fields, SampleRequest& r) {
+  std::string index = take<std::string>(fields, "sampler_index", "");
+  const std::string name = take<std::string>(fields, "sampler_name", index);
+  if (!name.empty() && name != "Automatic") {
+    r.scheduler.scheduler = sampler_name(name);
+    if (r.scheduler.scheduler.empty())
+      throw Refusal(404, fmt::format("sampler_name is '{}'; GET /sdapi/v1/samplers lists those that are known",
+                                     name.substr(0, 60)));
+  }
+  const std::string schedule = take<std::string>(fields, "scheduler", "");
+  if (schedule.empty() || schedule == "Automatic" || schedule == "automatic") return;
+  for (const LevelSpacing& s : level_spacings())
+    if (schedule == s.label || schedule == s.name) {
+      r.scheduler.sigma_schedule = s.name;
+      return;
+    }
+  throw Refusal(404, fmt::format("scheduler is '{}'; GET /sdapi/v1/schedulers lists those that are known",
+                                 schedule.substr(0, 60)));
+}
+
+struct Images {
+  std::string model;
+  SampleRequest request;
+  int64_t batch_size = 1, count = 1;  // count: over all batches
+  bool sends = true;
+  std::vector<std::string> warnings;
+  json parameters = json::object();  // all fields but images, for the answer
+};
+
+/// Reads the fields that txt2img and img2img share.
+Images images_of(Service& service, Fields& fields) {
+  Images out;
+  for (const auto& [name, value] : fields)
+    if (name != "init_images" && name != "mask") out.parameters[name] = value;
+  Fields overrides;
+  if (const auto found = fields.find("override_settings"); found != fields.end()) {
+    if (found->second.is_object())
+      for (const auto& [name, value] : found->second.items()) overrides[name] = value;
+    fields.erase(found);
+  }
+  {
+    const std::lock_guard lock(service.mutex);
+    out.model = take<std::string>(overrides, "sd_model_checkpoint", service.default_model);
+    out.request = service.queue.model(out.model).defaults;
+    if (service.default_clip_skip > 0) out.request.clip_skip = service.default_clip_skip;
+  }
+  SampleRequest& r = out.request;
+  if (const auto stop = take<int64_t>(overrides, "CLIP_stop_at_last_layers", 0); stop > 0) r.clip_skip = stop - 1;
+  if (const std::string left = warning_of(overrides); !left.empty())
+    out.warnings.push_back("override_settings: " + left);
+  r.prompt = {take<std::string>(fields, "prompt", "")};
+  if (const std::string negative = take<std::string>(fields, "negative_prompt", ""); !negative.empty())
+    r.negative_prompt = {negative};
+  if (!service.queue.family(out.model).spec().chunk_widths.empty()) r.prompt_syntax = "a1111";
+  const auto seed = take<int64_t>(fields, "seed", -1);
+  r.sample_seed = seed < 0 ? std::optional<int64_t>() : seed;
+  r.num_inference_steps = take(fields, "steps", r.num_inference_steps);
+  r.guidance_scale = take(fields, "cfg_scale", r.guidance_scale);
+  if (const auto v = take<int64_t>(fields, "width", 0); v != 0) r.width = v;
+  if (const auto v = take<int64_t>(fields, "height", 0); v != 0) r.height = v;
+  out.batch_size = take<int64_t>(fields, "batch_size", 1);
+  const auto batches = take<int64_t>(fields, "n_iter", 1);
+  out.count = out.batch_size >= 1 && batches >= 1 && std::max(out.batch_size, batches) <= service.keys.max_images
+                  ? out.batch_size * batches
+                  : 0;  // submit_each rejects it
+  out.sends = take(fields, "send_images", true);
+  set_sampler(fields, r);
+  // Fields that the web UI's clients always send and that have no effect on an image here.
+  for (const char* no_effect : {"save_images", "do_not_save_samples", "do_not_save_grid",
+                                "override_settings_restore_afterwards", "comments", "force_task_id", "infotext"})
+    fields.erase(no_effect);
+  return out;
+}
+
+/// The warning for unused fields, without those whose values mean off.
+std::string left_of(Fields fields) {
+  std::erase_if(fields, [](const auto& field) {
+    const json& v = field.second;
+    return v.is_null() || v == false || v == 0 || (v.is_string() && v.get_ref<const std::string&>().empty()) ||
+           ((v.is_array() || v.is_object()) && v.empty());
+  });
+  for (const auto& [name, usual] : Fields{{"subseed", -1}, {"seed_resize_from_h", -1}, {"seed_resize_from_w", -1}})
+    if (const auto found = fields.find(name); found != fields.end() && found->second == usual) fields.erase(found);
+  return warning_of(fields);
+}
+
+HttpReply answer(Service& service, const HttpCall& call, Images its, Fields left) {
+  if (const std::string text = left_of(std::move(left)); !text.empty()) its.warnings.push_back(text);
+  const std::vector<JobQueue::Ticket> jobs = submit_each(service, its.model, its.request, its.count);
+  json images = json::array(), texts = json::array(), seeds = json::array(), prompts = json::array(),
+       negatives = json::array();
+  const std::string negative = its.request.negative_prompt.empty() ? "" : its.request.negative_prompt[0];
+  int64_t width = 0, height = 0;
+  for (const GeneratedImage& image : service.await(jobs, call)) {
+    if (its.sends) images.push_back(to_base64(Service::png_of(image)));
+    texts.push_back(image.parameters);
+    seeds.push_back(image.seed);
+    prompts.push_back(its.request.prompt[0]);
+    negatives.push_back(negative);
+    height = image.rgb.dims()[0], width = image.rgb.dims()[1];
+  }
+  const json info = {{"prompt", its.request.prompt[0]},
+                     {"all_prompts", prompts},
+                     {"negative_prompt", negative},
+                     {"all_negative_prompts", negatives},
+                     {"seed", seeds[0]},
+                     {"all_seeds", seeds},
+                     {"width", width},
+                     {"height", height},
+                     {"sampler_name", its.request.scheduler.scheduler},
+                     {"cfg_scale", its.request.guidance_scale},
+                     {"steps", its.request.num_inference_steps},
+                     {"batch_size", its.batch_size},
+                     {"sd_model_name", its.model},
+                     {"clip_skip", its.request.clip_skip + 1},
+                     {"infotexts", texts},
+                     {"warnings", its.warnings}};
+  return json_reply({{"images", images}, {"parameters", its.parameters}, {"info", dump_json(info)}});
+}
+
+HttpReply txt2img(Service& service, const HttpCall& call) {
+  Fields fields = json_fields(call);
+  Images its = images_of(service, fields);
+  SampleRequest& r = its.request;
+  const auto strength = take<double>(fields, "denoising_strength", r.hires_strength);
+  if (take(fields, "enable_hr", false)) {
+    r.hires_scale = take<double>(fields, "hr_scale", 2);
+    r.hires_strength = strength;
+    fields.erase("hr_upscaler");
+  } else {
+    std::erase_if(fields, [](const auto& field) { return field.first.starts_with("hr_"); });
+    for (const char* size : {"firstphase_width", "firstphase_height"}) fields.erase(size);
+  }
+  return answer(service, call, std::move(its), std::move(fields));
+}
+
+HttpReply img2img(Service& service, const HttpCall& call) {
+  Fields fields = json_fields(call);
+  Images its = images_of(service, fields);
+  SampleRequest& r = its.request;
+  const auto found = fields.find("init_images");
+  if (found == fields.end() || !found->second.is_array() || found->second.empty())
+    throw Refusal(404, "init_images has no image; expected a list of one, as base64");
+  if (found->second.size() > 1) its.warnings.emplace_back("the first of init_images alone is used");
+  if (!found->second[0].is_string())
+    throw Refusal(400, "init_images holds no text; expected base64 of an image's file");
+  r.images = {image_of_bytes(service, "init_images", bytes_of_text("init_images", found->second[0]))};
+  fields.erase(found);
+  r.strength = take<double>(fields, "denoising_strength", 0.75);
+  const auto blur = take<double>(fields, "mask_blur", 4);
+  const auto fill = take<int64_t>(fields, "inpainting_fill", 1),
+             padding = take<int64_t>(fields, "inpaint_full_res_padding", 32);
+  const bool part = take(fields, "inpaint_full_res", false),
+             inverted = take<int64_t>(fields, "inpainting_mask_invert", 0) != 0;
+  for (const char* no_effect : {"include_init_images", "mask_blur_x", "mask_blur_y", "mask_round"})
+    fields.erase(no_effect);
+  if (const std::string mask = take<std::string>(fields, "mask", ""); !mask.empty()) {
+    r.mask = image_of_bytes(service, "mask", bytes_of_text("mask", mask));
+    if (inverted)
+      std::ranges::transform(r.mask.view<uint8_t>(), r.mask.mutable_view<uint8_t>().begin(),
+                             [](uint8_t v) { return static_cast<uint8_t>(255 - v); });
+    r.mask_blur = blur;
+    if (part) r.padding_mask_crop = padding;
+    if (fill != 1)
+      its.warnings.emplace_back("inpainting_fill is ignored: the image itself is what masked parts begin with");
+  }
+  return answer(service, call, std::move(its), std::move(fields));
+}
+
+json options(Service& service) {
+  const std::lock_guard lock(service.mutex);
+  return {{"sd_model_checkpoint", service.default_model},
+          {"CLIP_stop_at_last_layers", service.default_clip_skip + 1},
+          {"samples_format", "png"}};
+}
+
+HttpReply set_options(Service& service, const HttpCall& call) {
+  Fields fields = json_fields(call);
+  const std::string model = take<std::string>(fields, "sd_model_checkpoint", "");
+  const auto stop = take<int64_t>(fields, "CLIP_stop_at_last_layers", 0);
+  service.queue.model(model);  // throws for an unknown model
+  if (stop < 0 || stop > 12) throw Refusal(400, fmt::format("CLIP_stop_at_last_layers is {}; expected 1 to 12", stop));
+  const std::lock_guard lock(service.mutex);
+  if (!model.empty()) service.default_model = model;
+  if (stop > 0) service.default_clip_skip = stop - 1;
+  const std::string left = warning_of(fields);
+  return json_reply(left.empty() ? json() : json({{"warnings", {left}}}));
+}
+
+json progress(Service& service) {
+  const JobStatus s = service.queue.running();
+  const bool runs = s.state == JobState::running;
+  return {{"progress", s.steps > 0 ? static_cast<double>(s.step) / static_cast<double>(s.steps) : 0.0},
+          {"eta_relative", 0.0},
+          {"state",
+           {{"skipped", false},
+            {"interrupted", false},
+            {"job", runs ? "generate" : ""},
+            {"job_count", service.queue.waiting() + (runs ? 1 : 0)},
+            {"job_no", 0},
+            {"sampling_step", s.step},
+            {"sampling_steps", s.steps}}},
+          {"current_image", nullptr},
+          {"textinfo", nullptr}};
+}
+
+HttpReply png_info(Service& service, const HttpCall& call) {
+  Fields fields = json_fields(call);
+  const std::string bytes = bytes_of_text("image", take<std::string>(fields, "image", ""));
+  image_of_bytes(service, "image", bytes);  // throws for an invalid image
+  PngTexts texts;
+  if (bytes.starts_with("\x89PNG"))
+    texts = png_texts({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, "image");
+  json items = json::object();
+  for (const auto& [name, text] : texts)
+    if (name == "parameters") items[name] = text;
+  const std::string info = items.value("parameters", std::string());
+  return json_reply({{"info", info}, {"items", items}, {"parameters", json::object()}});
+}
+
+json list(const std::vector<std::string>& names, json (*row)(const std::string&)) {
+  json out = json::array();
+  for (const std::string& name : names) out.push_back(row(name));
+  return out;
+}
+
+HttpReply a1111_reply(Service& service, const HttpCall& call) {
+  const std::string start = "/sdapi/v1/", name = call.path.starts_with(start) ? call.path.substr(start.size()) : "";
+  const bool gets = call.method == "GET", posts = call.method == "POST";
+  if (posts && name == "txt2img") return txt2img(service, call);
+  if (posts && name == "img2img") return img2img(service, call);
+  if (gets && name == "options") return json_reply(options(service));
+  if (posts && name == "options") return set_options(service, call);
+  if (gets && name == "progress") return json_reply(progress(service));
+  if (posts && (name == "interrupt" || name == "skip")) {
+    service.queue.interrupt(false);
+    return json_reply(json::object());
+  }
+  if (posts && name == "png-info") return png_info(service, call);
+  if (gets && name == "samplers")
+    return json_reply(list(sampler_titles(), [](const std::string& title) {
+      return json{{"name", title}, {"aliases", {sampler_name(title)}}, {"options", json::object()}};
+    }));
+  if (gets && name == "schedulers") {
+    json out = {{{"name", "automatic"},
+                 {"label", "Automatic"},
+                 {"aliases", nullptr},
+                 {"default_rho", -1.0},
+                 {"need_inner_model", false}}};
+    for (const LevelSpacing& s : level_spacings())
+      out.push_back({{"name", s.name},
+                     {"label", s.label},
+                     {"aliases", nullptr},
+                     {"default_rho", -1.0},
+                     {"need_inner_model", false}});
+    return json_reply(out);
+  }
+  if (gets && name == "sd-models")
+    return json_reply(list(service.queue.models(), [](const std::string& model) {
+      return json{{"title", model},    {"model_name", model}, {"hash", nullptr},
+                  {"sha256", nullptr}, {"filename", model},   {"config", nullptr}};
+    }));
+  if (gets && name == "loras")
+    return json_reply(list(service.queue.loras(""), [](const std::string& lora) {
+      return json{{"name", lora}, {"alias", lora}, {"path", lora}, {"metadata", json::object()}};
+    }));
+  throw Refusal(404,
+                fmt::format("{} {} is not served; docs/server.md has the list", call.method, call.path.substr(0, 100)));
+}
+
+}  // namespace
+
+Interface a1111_interface() {
+  return {[](const std::string& path) { return path.starts_with("/sdapi/"); }, a1111_reply, a1111_error};
+}
+
+}  // namespace md

@@ -1,0 +1,345 @@
+#include "maxdiffusion/server/job_queue.h"
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <set>
+#include <utility>
+
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/nearest.h"
+#include "maxdiffusion/base/shortened.h"
+#include "maxdiffusion/config/config.h"
+#include "maxdiffusion/data/folders/named_files.h"
+#include "maxdiffusion/media/image.h"
+#include "maxdiffusion/settings/lora_tags.h"
+
+namespace md {
+
+int64_t random_seed() {
+  static std::random_device device;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  return static_cast<int64_t>(device() & 0x7fff'ffffU);
+}
+
+struct JobQueue::Model {
+  explicit Model(ServedModel m, const Model* beside)
+      : served(std::move(m)),
+        pipeline(beside ? DiffusionPipeline::load_beside(beside->pipeline, served.model, served.options)
+                        : DiffusionPipeline::load(served.model, served.options)),
+        loras(served.options.lora) {}
+  SampleOptions check_request(const SampleRequest& r) const {
+    SampleOptions o = sample_options(r, *pipeline.family(), pipeline.folder().scheduler_config(), served.options.batch,
+                                     pipeline.devices().count());
+    check_images(r, *pipeline.family());
+    return o;
+  }
+
+  ServedModel served;
+  DiffusionPipeline pipeline;
+  LoraKeys loras;  // the LoRA in the current weights; used by the worker only
+};
+
+struct JobQueue::Job {
+  Model* model = nullptr;
+  SampleRequest request;
+  LoraKeys loras;
+  int64_t samples = 1;
+  std::string alike;  // equal for jobs that may be sampled together; empty: alone
+  JobStatus status;
+  int64_t changes = 0;
+  bool cancelled = false;
+  std::stop_source stop;  // used in the first of the jobs sampled together
+};
+
+namespace {
+
+constexpr int64_t kLongestPrompt = 8192;  // bytes
+
+bool same_loras(const LoraKeys& a, const LoraKeys& b) {
+  return a.lora_files == b.lora_files && a.lora_scales == b.lora_scales;
+}
+
+/// The settings that jobs sampled together share: everything but prompts and seeds.
+std::string settings_of(const SampleRequest& r, const LoraKeys& loras) {
+  SampleKeys keys = r;
+  SchedulerKeys scheduler = r.scheduler;
+  KeyList list;
+  list.add(keys), list.add(scheduler);
+  std::string out = fmt::format("{} {}\n", r.resolution, r.negative_prompt.empty());
+  for (const auto& [name, value] : list.values())
+    if (name != "prompt" && name != "negative_prompt" && name != "sample_seed") out += name + "=" + value + "\n";
+  for (const std::string& file : loras.lora_files) out += file + "\n";
+  for (const double scale : loras.lora_scales) out += std::to_string(scale) + "\n";
+  return out;
+}
+
+void check_limits(const SampleRequest& r, const Family& family, const ServeKeys& limits) {
+  const auto at_most = [](const char* key, int64_t value, int64_t most, const char* limit) {
+    if (value < 1 || value > most)
+      throw Error(Code::invalid_config, fmt::format("{} is {}; expected 1 to {}", key, value, most))
+          .note(fmt::format("the server's {} is {}", limit, most));
+  };
+  at_most("num_inference_steps", r.num_inference_steps, limits.max_steps, "max_steps");
+  at_most("num_images_per_prompt", r.num_images_per_prompt.value_or(1), limits.max_images, "max_images");
+  at_most("the number of images", std::ssize(r.prompt) * r.num_images_per_prompt.value_or(1), limits.max_images,
+          "max_images");
+  for (const std::vector<std::string>* texts : std::initializer_list<const std::vector<std::string>*>{
+           &r.prompt, &r.negative_prompt, &r.prompt_2, &r.negative_prompt_2})
+    for (const std::string& text : *texts)
+      check(std::ssize(text) <= kLongestPrompt, Code::invalid_config, "prompt has {} bytes; expected at most {}",
+            text.size(), kLongestPrompt);
+  const auto check_pixels = [&](const char* key, int64_t height, int64_t width, double scale, int64_t most) {
+    check(height >= 1 && width >= 1 && height <= most && width <= most && height * width <= most &&
+              static_cast<double>(height * width) * scale * scale <= static_cast<double>(most),
+          Code::invalid_config, "{} is {}x{}{}; expected at most {} pixels, the server's max_pixels", key, width,
+          height, scale > 1 ? fmt::format(", enlarged {} times", scale) : "", most);
+  };
+  const bool continued = r.outpaint.size() == 4;
+  if (continued && !r.images.empty())
+    check_pixels("the image with outpaint", r.images[0].dims()[0] + r.outpaint[1] + r.outpaint[3],
+                 r.images[0].dims()[1] + r.outpaint[0] + r.outpaint[2], 1, 4 * limits.max_pixels);
+  const MediaSize size = sample_size(r, family);
+  check_pixels("the size of the sample", size.height, size.width, r.hires_scale, limits.max_pixels);
+  check(r.mask_grow <= 1024 && r.mask_blur <= 1024, Code::invalid_config,
+        "mask_grow is {} and mask_blur {}; expected at most 1024", r.mask_grow, r.mask_blur);
+}
+
+/// The first job's request with the prompts and seeds of all.
+SampleRequest joined(const std::vector<const SampleRequest*>& requests) {
+  SampleRequest out = *requests[0];
+  if (requests.size() == 1) return out;
+  out.prompt.clear(), out.negative_prompt.clear();
+  for (const SampleRequest* r : requests) {
+    out.prompt.push_back(r->prompt[0]);
+    if (!r->negative_prompt.empty()) out.negative_prompt.push_back(r->negative_prompt[0]);
+    out.seeds.push_back(static_cast<uint64_t>(r->sample_seed.value_or(0)));
+  }
+  return out;
+}
+
+}  // namespace
+
+JobQueue::JobQueue(std::vector<ServedModel> models, const ServeKeys& limits) : limits_(limits) {
+  std::set<std::string> names;
+  for (ServedModel& m : models) {
+    check(names.insert(m.name).second, Code::invalid_config,
+          "two models are called '{}'; expected folders or configs of different names", m.name);
+    m.options.keep_loaded = true;
+    log_info("loading {} as '{}'", m.model, m.name);
+    models_.push_back(std::make_unique<Model>(std::move(m), models_.empty() ? nullptr : models_[0].get()));
+    check(!models_.back()->pipeline.family()->spec().videos(), Code::invalid_config,
+          "'{}' is a model of videos; expected models of images", models_.back()->served.name);
+  }
+  worker_ = std::thread([this] { work(); });
+}
+
+JobQueue::~JobQueue() {
+  stop();
+  worker_.join();
+}
+
+std::vector<std::string> JobQueue::models() const {
+  std::vector<std::string> out;
+  for (const auto& m : models_) out.push_back(m->served.name);
+  return out;
+}
+
+JobQueue::Model& JobQueue::find(const std::string& name) const {
+  if (name.empty()) return *models_[0];
+  for (const auto& m : models_)
+    if (m->served.name == name) return *m;
+  fail(Code::invalid_config, "model is '{}'; expected one of: {}", name, nearest_first(name, models()));
+}
+
+const ServedModel& JobQueue::model(const std::string& name) const { return find(name).served; }
+const Family& JobQueue::family(const std::string& name) const { return *find(name).pipeline.family(); }
+
+std::vector<std::string> JobQueue::loras(const std::string& model) const {
+  const std::string& folder = find(model).served.lora_dir;
+  return folder.empty() ? std::vector<std::string>() : NamedFiles("lora_dir", folder, ".safetensors").names();
+}
+
+JobQueue::Ticket JobQueue::submit(const std::string& model, SampleRequest r) {
+  Model& m = find(model);
+  auto job = std::make_shared<Job>();
+  job->model = &m;
+  job->loras = m.served.options.lora;
+  try {
+    take_lora_tags(r, job->loras, m.served.lora_dir);
+  } catch (const Error& e) {  // clients need not know the location of files
+    std::string text = e.message();
+    const std::string& folder = m.served.lora_dir;
+    for (size_t at = 0; !folder.empty() && (at = text.find(folder, at)) != text.npos;) text.erase(at, folder.size());
+    throw Error(e.code(), text);
+  }
+  if (!r.sample_seed || *r.sample_seed == -1) r.sample_seed = random_seed();
+  check_limits(r, *m.pipeline.family(), limits_);
+  r.step_by_step = true;
+  const SampleOptions o = m.check_request(r);
+  job->samples = o.samples();
+  if (r.prompt.size() == 1 && r.images.empty() && !r.control.image && r.hires_scale == 1 && !o.scheduler->stochastic())
+    job->alike = settings_of(r, job->loras);
+  job->request = std::move(r);
+  const std::lock_guard lock(mutex_);
+  if (stopped_) throw Unavailable(503, "the server stops");
+  if (std::ssize(waiting_) >= limits_.max_queue)
+    throw Unavailable(
+        429, fmt::format("{} requests wait already; the server's max_queue is {}", waiting_.size(), limits_.max_queue));
+  waiting_.push_back(job);
+  submitted_.notify_one();
+  return job;
+}
+
+JobStatus JobQueue::status(const Ticket& job) {
+  const std::lock_guard lock(mutex_);
+  JobStatus out = job->status;
+  if (out.state == JobState::waiting) out.ahead = std::ranges::find(waiting_, job) - waiting_.begin();
+  return out;
+}
+
+void JobQueue::wait(const Ticket& job, int64_t milliseconds) {
+  std::unique_lock lock(mutex_);
+  changed_.wait_for(lock, std::chrono::milliseconds(milliseconds),
+                    [&, before = job->changes] { return job->changes != before || job->status.ended(); });
+}
+
+void JobQueue::end(Job& job, JobState state, std::shared_ptr<const Error> error) {
+  if (job.status.ended()) return;
+  job.status.state = state;
+  job.status.error = std::move(error);
+  job.request.images.clear(), job.request.mask = {};  // frees the large arrays
+  ++job.changes;
+  changed_.notify_all();
+}
+
+void JobQueue::cancel(const Ticket& job) {
+  const std::lock_guard lock(mutex_);
+  if (const auto at = std::ranges::find(waiting_, job); at != waiting_.end()) {
+    waiting_.erase(at);
+    return end(*job, JobState::cancelled);
+  }
+  job->cancelled = true;
+  if (!running_.empty() && std::ranges::all_of(running_, &Job::cancelled)) running_[0]->stop.request_stop();
+}
+
+void JobQueue::interrupt(bool all) {
+  const std::lock_guard lock(mutex_);
+  for (const Ticket& job : running_) job->cancelled = true;
+  if (!running_.empty()) running_[0]->stop.request_stop();
+  if (!all) return;
+  for (const Ticket& job : waiting_) end(*job, JobState::cancelled);
+  waiting_.clear();
+}
+
+JobStatus JobQueue::running() {
+  const std::lock_guard lock(mutex_);
+  return running_.empty() ? JobStatus() : running_[0]->status;
+}
+
+int64_t JobQueue::waiting() {
+  const std::lock_guard lock(mutex_);
+  return std::ssize(waiting_);
+}
+
+void JobQueue::stop() {
+  const std::lock_guard lock(mutex_);
+  stopped_ = true;
+  for (const Ticket& job : waiting_)
+    end(*job, JobState::failed, std::make_shared<Unavailable>(503, "the server stops"));
+  waiting_.clear();
+  if (!running_.empty()) running_[0]->stop.request_stop();
+  submitted_.notify_all();
+}
+
+/// Requires the lock. Takes the first waiting job and jobs with equal settings, a power of two in total, so that few
+/// programs are compiled.
+std::vector<JobQueue::Ticket> JobQueue::next() {
+  std::vector<Ticket> out = {waiting_.front()};
+  const Job& first = *out[0];
+  const int64_t most = sampling_batch(first.model->served.options.batch, first.model->pipeline.devices().count());
+  for (const Ticket& job : waiting_)
+    if (job != out[0] && !first.alike.empty() && job->model == first.model && job->alike == first.alike &&
+        (std::ssize(out) + 1) * first.samples <= most)
+      out.push_back(job);
+  size_t n = 1;
+  while (2 * n <= out.size()) n *= 2;
+  out.resize(n);
+  std::erase_if(waiting_, [&](const Ticket& job) { return std::ranges::find(out, job) != out.end(); });
+  return out;
+}
+
+void JobQueue::work() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    submitted_.wait(lock, [&] { return stopped_ || !waiting_.empty(); });
+    if (waiting_.empty()) return;
+    running_ = next();
+    for (const Ticket& job : running_) job->status.state = JobState::running, ++job->changes;
+    changed_.notify_all();
+    const std::vector<Ticket> jobs = running_;
+    lock.unlock();
+    std::shared_ptr<const Error> error;
+    bool cancelled = false;
+    try {
+      generate(jobs);
+    } catch (const Cancelled&) {
+      cancelled = true;
+    } catch (const Error& e) {
+      error = std::make_shared<Error>(e);
+      if (e.code() == Code::io && !jobs[0]->loras.lora_files.empty()) {
+        log_warning("{}", e.message());
+        error = std::make_shared<Error>(
+            Code::invalid_config, fmt::format("prompt: a LoRA file that it names does not fit '{}'; expected others",
+                                              jobs[0]->model->served.name));
+      }
+    } catch (const std::bad_alloc&) {
+      error = std::make_shared<Error>(Code::out_of_memory, "the host's memory is used up");
+    } catch (const std::exception& e) {
+      error = std::make_shared<Error>(Code::internal, e.what());
+    }
+    if (error) log_warning("a request failed: {}", error->message());
+    lock.lock();
+    running_.clear();
+    if (cancelled && stopped_) error = std::make_shared<Unavailable>(503, "the server stops");
+    for (const Ticket& job : jobs)
+      end(*job, error ? JobState::failed : cancelled || job->cancelled ? JobState::cancelled : JobState::done, error);
+  }
+}
+
+void JobQueue::generate(const std::vector<Ticket>& jobs) {
+  Model& m = *jobs[0]->model;
+  if (!same_loras(m.loras, jobs[0]->loras)) {
+    m.pipeline.set_loras(jobs[0]->loras);
+    m.loras = jobs[0]->loras;
+  }
+  std::vector<const SampleRequest*> requests;
+  for (const Ticket& job : jobs) requests.push_back(&job->request);
+  SampleRequest r = joined(requests);
+  r.stop = jobs[0]->stop.get_token();
+  r.progress = [&](SampleStage stage, int64_t done, int64_t total) {
+    if (stage != SampleStage::step) return;
+    const std::lock_guard lock(mutex_);
+    for (const Ticket& job : jobs) job->status.step = done, job->status.steps = total, ++job->changes;
+    changed_.notify_all();
+  };
+  const auto start = std::chrono::steady_clock::now();
+  const SampleResult result = m.pipeline.generate(r);
+  log_info("'{}': {} in {:.2f} s{}", m.served.name, counted(std::ssize(result.parameters), "image"),
+           std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
+           jobs.size() > 1 ? fmt::format(", {} requests together", jobs.size()) : "");
+  const int64_t each = jobs[0]->samples;
+  std::vector<std::vector<GeneratedImage>> images(jobs.size());
+  for (int64_t i = 0; i < each * std::ssize(jobs); ++i) {
+    const Job& job = *jobs[static_cast<size_t>(i / each)];
+    images[static_cast<size_t>(i / each)].push_back({image_of_batch(result.media, i),
+                                                     result.parameters[static_cast<size_t>(i)],
+                                                     job.request.sample_seed.value_or(0)});
+  }
+  const std::lock_guard lock(mutex_);
+  for (size_t k = 0; k < jobs.size(); ++k)
+    if (!jobs[k]->cancelled) jobs[k]->status.images = std::move(images[k]);
+}
+
+}  // namespace md

@@ -1,0 +1,324 @@
+#include "maxdiffusion/server/service.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <random>
+
+#include "maxdiffusion/base/base64.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/utf8.h"
+#include "maxdiffusion/config/config.h"
+#include "maxdiffusion/media/decode_image.h"
+#include "maxdiffusion/media/image.h"
+
+namespace md {
+namespace {
+
+using nlohmann::json;
+
+/// Compares secrets in constant time, so that the time does not reveal where the first difference is.
+bool same_secret(const std::string& a, const std::string& b) {
+  unsigned char difference = a.size() == b.size() ? 0 : 1;
+  for (size_t i = 0; i < a.size(); ++i)
+    difference |= static_cast<unsigned char>(a[i] ^ b[b.empty() ? 0 : i % b.size()]);
+  return difference == 0;
+}
+
+std::string header(const HttpCall& call, const char* name) {
+  const auto found = call.headers.find(name);
+  return found == call.headers.end() ? "" : found->second;
+}
+
+/// "localhost:7860" → "localhost", "[::1]:7860" → "[::1]".
+std::string without_port(const std::string& host) {
+  const size_t colon = host.rfind(':');
+  return colon == host.npos || host.ends_with(']') ? host : host.substr(0, colon);
+}
+
+bool is_this_machine(const std::string& host) {
+  return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
+}
+
+const Interface& interface_of(const std::string& path) {
+  static const Interface all[] = {openai_interface(), a1111_interface(), page_interface()};
+  return *std::ranges::find_if(all, [&](const Interface& i) { return i.takes(path); });
+}
+
+std::string text_of(const Error& e) {
+  std::string text = e.message();
+  for (const std::string& note : e.notes()) text += "; " + note;
+  return text;
+}
+
+}  // namespace
+
+std::pair<int, std::string> shown_to_client(const Error& e) {
+  if (const auto* refusal = dynamic_cast<const Refusal*>(&e)) return {refusal->status(), text_of(e)};
+  if (const auto* unavailable = dynamic_cast<const Unavailable*>(&e)) return {unavailable->status(), text_of(e)};
+  if (e.code() == Code::invalid_config) return {400, text_of(e)};
+  if (e.code() == Code::out_of_memory) return {507, "the device's memory is used up; try a smaller image"};
+  log_error("a request failed: {}", text_of(e));
+  return {500, "the request failed; the server's log says why"};
+}
+
+std::string random_name() {
+  static std::random_device device;
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  return fmt::format("{:08x}{:08x}{:08x}{:08x}", device(), device(), device(), device());
+}
+
+std::string ImageStore::put(std::string png) {
+  const std::lock_guard lock(mutex_);
+  size_ += png.size();
+  images_.emplace_back("/images/" + random_name() + ".png", std::make_shared<const std::string>(std::move(png)));
+  for (; size_ > most_ && images_.size() > 1; images_.pop_front()) size_ -= images_.front().second->size();
+  return images_.back().first;
+}
+
+std::shared_ptr<const std::string> ImageStore::find(const std::string& path) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = std::ranges::find(images_, path, [](const auto& image) { return image.first; });
+  return found == images_.end() ? nullptr : found->second;
+}
+
+Service::Service(std::vector<ServedModel> models, const ServeKeys& limits, std::string api_key)
+    : queue(std::move(models), limits),
+      keys(limits),
+      images(size_t{256} << 20),
+      default_model(queue.models().front()),
+      api_key_(std::move(api_key)) {}
+
+void Service::check_access(const HttpCall& call) const {
+  // Web pages of other sites must not use the server through a browser on this machine, whatever host name they use.
+  const std::string host = header(call, "host"), origin = header(call, "origin");
+  if (is_this_machine(keys.host) && !host.empty() && !is_this_machine(without_port(host)))
+    throw Refusal(403, fmt::format("the request is for host '{}'; expected localhost", host));
+  if (!origin.empty() && origin != "http://" + host && origin != "https://" + host)
+    throw Refusal(403, fmt::format("the request comes from a page of {}; expected one of this server", origin));
+  if (api_key_.empty() || call.path == "/" || call.path.starts_with("/images/")) return;
+  std::string client_key = header(call, "x-api-key");
+  if (const std::string bearer = header(call, "authorization"); client_key.empty() && bearer.starts_with("Bearer "))
+    client_key = bearer.substr(7);
+  if (!same_secret(api_key_, client_key))
+    throw Refusal(401, client_key.empty() ? "no API key is given; expected it as a bearer token or in X-API-Key"
+                                          : "the API key is not this server's");
+}
+
+HttpReply Service::reply(const HttpCall& call) {
+  const Interface& its = interface_of(call.path);
+  std::pair<int, std::string> error;
+  try {
+    check_access(call);
+    if (call.state == HttpCall::Body::too_large)
+      throw Refusal(413,
+                    fmt::format("the body is larger than {} MB; expected at most so many: the server's max_body_mb",
+                                keys.max_body_mb));
+    if (call.state == HttpCall::Body::malformed) throw Refusal(400, "the body ends early or has no valid form");
+    HttpReply reply = its.reply(*this, call);
+    reply.headers["X-Content-Type-Options"] = "nosniff";
+    return reply;
+  } catch (const Error& e) {
+    error = shown_to_client(e);
+  } catch (const json::exception& e) {
+    error = {400, fmt::format("the request cannot be read: {}", e.what())};
+  } catch (const std::bad_alloc&) {
+    error = {507, "the server's memory is used up"};
+  } catch (const std::exception& e) {
+    log_error("{} {}: {}", call.method, call.path, e.what());
+    error = {500, "internal error; the server's log says why"};
+  }
+  HttpReply reply{.status = error.first, .body = dump_json(its.error(error.first, valid_utf8(error.second)))};
+  if (error.first == 401) reply.headers["WWW-Authenticate"] = "Bearer";
+  if (error.first == 429) reply.headers["Retry-After"] = "5";
+  return reply;
+}
+
+std::vector<GeneratedImage> Service::await(const std::vector<JobQueue::Ticket>& jobs, const HttpCall& call) {
+  try {
+    std::vector<GeneratedImage> out;
+    for (const JobQueue::Ticket& job : jobs) {
+      JobStatus s = queue.status(job);
+      for (; !s.ended(); s = queue.status(job)) {
+        if (!call.connected()) throw Refusal(499, "the client is gone");
+        queue.wait(job, 500);
+      }
+      if (s.state == JobState::cancelled) throw Refusal(409, "the request was interrupted");
+      if (s.error)
+        if (const auto* unavailable = dynamic_cast<const Unavailable*>(s.error.get())) throw Unavailable(*unavailable);
+      if (s.error) throw Error(*s.error);
+      out.insert(out.end(), s.images.begin(), s.images.end());
+    }
+    return out;
+  } catch (...) {
+    for (const JobQueue::Ticket& job : jobs) queue.cancel(job);
+    throw;
+  }
+}
+
+std::string Service::png_of(const GeneratedImage& image) {
+  return encode_png(image.rgb, {{"parameters", image.parameters}});
+}
+
+Fields json_fields(const HttpCall& call) {
+  // A form of another site can send any other type without a CORS preflight.
+  if (!header(call, "content-type").starts_with("application/json"))
+    throw Refusal(415, fmt::format("the body's type is '{}'; expected application/json", header(call, "content-type")));
+  const json body = parse_json_or_discard(call.body);
+  if (!body.is_object()) throw Refusal(400, "the body is no JSON object");
+  Fields out;
+  for (const auto& [name, value] : body.items()) out[name] = value;
+  return out;
+}
+
+HttpReply json_reply(const json& value) { return {.body = dump_json(value)}; }
+
+namespace {
+
+/// The value as T; nothing if it has another type.
+template <class T>
+std::optional<T> as(const json& value);
+template <>
+std::optional<std::string> as(const json& v) {
+  return v.is_string() ? std::optional(v.get<std::string>()) : std::nullopt;
+}
+template <>
+std::optional<bool> as(const json& v) {
+  if (v.is_string() && (v == "true" || v == "false")) return v == "true";  // from a form
+  return v.is_boolean() ? std::optional(v.get<bool>()) : std::nullopt;
+}
+template <>
+std::optional<double> as(const json& v) {
+  if (v.is_string()) {
+    const json number = parse_json_or_discard(v.get<std::string>());
+    return number.is_number() ? std::optional(number.get<double>()) : std::nullopt;
+  }
+  return v.is_number() && std::isfinite(v.get<double>()) ? std::optional(v.get<double>()) : std::nullopt;
+}
+template <>
+std::optional<int64_t> as(const json& v) {
+  const std::optional<double> number = as<double>(v);
+  if (!number || *number != std::floor(*number) || std::abs(*number) > 9e15) return {};
+  return static_cast<int64_t>(*number);
+}
+
+template <class T>
+constexpr const char* kTypeName = "a text";
+template <>
+constexpr const char* kTypeName<bool> = "true or false";
+template <>
+constexpr const char* kTypeName<double> = "a number";
+template <>
+constexpr const char* kTypeName<int64_t> = "a whole number";
+
+}  // namespace
+
+template <class T>
+T take(Fields& fields, const std::string& name, T otherwise) {
+  const auto found = fields.find(name);
+  if (found == fields.end()) return otherwise;
+  const json value = found->second;
+  fields.erase(found);
+  if (value.is_null()) return otherwise;
+  const std::optional<T> out = as<T>(value);
+  if (!out) throw Refusal(400, fmt::format("{} is a {}; expected {}", name, value.type_name(), kTypeName<T>));
+  return *out;
+}
+template std::string take(Fields&, const std::string&, std::string);
+template bool take(Fields&, const std::string&, bool);
+template double take(Fields&, const std::string&, double);
+template int64_t take(Fields&, const std::string&, int64_t);
+
+void take_keys(Fields& fields, SampleRequest& request) {
+  KeyList keys;
+  keys.add(static_cast<SampleKeys&>(request));
+  keys.add(request.scheduler);
+  for (const ConfigKey& key : keys.keys()) {
+    // Fields of scheduler_config.json have unlimited sizes; the prediction type is the model's, not the client's
+    // choice.
+    if (key.name == "diffusion_scheduler_config" || key.name == "prediction_type") continue;
+    const auto found = fields.find(key.name);
+    if (found == fields.end()) continue;
+    const json value = found->second;
+    fields.erase(found);
+    ConfigValue v{.text = value.is_string() ? value.get<std::string>() : dump_json(value), .where = "the request"};
+    const bool is_text = key.type == "text" || key.name == "prompt_2" || key.name == "negative_prompt_2" ||
+                         key.name == "prompt" || key.name == "negative_prompt";
+    if (value.is_string()) v.kind = is_text ? ConfigValue::Kind::quoted : ConfigValue::Kind::word;
+    if (value.is_array()) v.kind = ConfigValue::Kind::list;
+    if (value.is_object()) v.kind = ConfigValue::Kind::mapping;
+    v.is_null = value.is_null();
+    if (v.is_null) continue;
+    key.set(v);
+  }
+}
+
+std::string warning_of(const Fields& left) {
+  std::vector<std::string> names;
+  for (const auto& [name, value] : left)
+    if (!value.is_null()) names.push_back(name.substr(0, 60));
+  if (names.size() > 40) names.resize(40);
+  if (names.empty()) return "";
+  return fmt::format("{} ignored: {}", names.size() == 1 ? "a field is" : "fields are", fmt::join(names, ", "));
+}
+
+namespace {
+
+DecodedImage decoded(const Service& service, const std::string& field, const std::string& bytes, bool alpha) try {
+  const int64_t most = 8 * service.keys.max_pixels;
+  const ImageSize size = decode_stored_image(bytes.data(), bytes.size(), field, {.only_size = true}).size;
+  if (size.height * size.width > most)
+    throw Refusal(400, fmt::format("{} has {}x{} pixels; expected at most {}", field, size.width, size.height, most));
+  return decode_stored_image(bytes.data(), bytes.size(), field, {.alpha = alpha});
+} catch (const Error& e) {
+  if (e.code() != Code::io) throw;
+  throw Refusal(400, e.message());
+}
+
+}  // namespace
+
+HostArray image_of_bytes(const Service& service, const std::string& field, const std::string& bytes) {
+  return decoded(service, field, bytes, false).rgb;
+}
+
+HostArray transparency_of_bytes(const Service& service, const std::string& field, const std::string& bytes) {
+  const HostArray alpha = decoded(service, field, bytes, true).alpha;
+  if (!alpha || std::ranges::all_of(alpha.view<uint8_t>(), [](uint8_t v) { return v == 255; })) return {};
+  HostArray out(alpha.shape());
+  std::ranges::transform(alpha.view<uint8_t>(), out.mutable_view<uint8_t>().begin(),
+                         [](uint8_t v) { return static_cast<uint8_t>(255 - v); });
+  return out;
+}
+
+std::string bytes_of_text(const std::string& field, const std::string& text) {
+  const size_t comma = text.starts_with("data:") ? text.find(',') : text.npos;
+  std::optional<std::string> bytes = from_base64(std::string_view(text).substr(comma == text.npos ? 0 : comma + 1));
+  if (!bytes || bytes->empty()) throw Refusal(400, fmt::format("{} is not base64; expected an image's file", field));
+  return std::move(*bytes);
+}
+
+std::vector<JobQueue::Ticket> submit_each(Service& service, const std::string& model, const SampleRequest& request,
+                                          int64_t images) {
+  if (images < 1 || images > service.keys.max_images)
+    throw Refusal(400, fmt::format("{} images are requested; expected 1 to {}, the server's max_images", images,
+                                   service.keys.max_images));
+  SampleRequest r = request;
+  r.num_images_per_prompt = 1;
+  if (!r.sample_seed || *r.sample_seed < 0) r.sample_seed = random_seed();
+  std::vector<JobQueue::Ticket> jobs;
+  try {
+    for (int64_t i = 0; i < images; ++i) {
+      jobs.push_back(service.queue.submit(model, r));
+      r.sample_seed = *r.sample_seed + 1;
+    }
+  } catch (...) {
+    for (const JobQueue::Ticket& job : jobs) service.queue.cancel(job);
+    throw;
+  }
+  return jobs;
+}
+
+}  // namespace md

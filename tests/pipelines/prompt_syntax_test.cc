@@ -1,0 +1,130 @@
+// Parsing of weighted prompts; tests/golden/prompts covers their embeddings.
+#include "maxdiffusion/encoders/prompt_syntax.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/tokenizers/tokenizer.h"
+#include "tests/cli/command.h"
+
+namespace md {
+namespace {
+
+/// Formats a prompt as parsed: "red*1.1|BREAK|…", weights with four digits.
+std::string read_as(const std::string& syntax, const std::string& prompt) {
+  std::string out;
+  for (const WeightedText& p : parse_weights(syntax, prompt))
+    out += (out.empty() ? "" : "|") + (p.breaks ? "BREAK" : fmt::format("{}*{:.4g}", p.text, p.weight));
+  return out;
+}
+
+TEST(PromptSyntax, OfA1111IsReadAsItDefines) {
+  for (const auto& [prompt, parts] : std::vector<std::pair<std::string, std::string>>{
+           {"normal text", "normal text*1"},
+           {"an (important) word", "an *1|important*1.1| word*1"},
+           {"(unbalanced", "unbalanced*1.1"},
+           {"\\(literal\\]", "(literal]*1"},
+           {"(unnecessary)(parens)", "unnecessaryparens*1.1"},
+           {"a (((house:1.3)) [on] a (hill:0.5), sun, (((sky))).",
+            "a *1|house*1.573| *1.1|on*1| a *1.1|hill*0.55|, sun, *1.1|sky*1.464|.*1.1"},
+           {"red BREAK blue\nBREAK", "red*1|BREAK|blue*1|BREAK|*1"},
+           {"(red BREAK blue:1.2)", "red*1.2|BREAK|blue*1.2"},
+           {"BREAKING NOBREAK", "BREAKING NOBREAK*1"},
+           {"a:b :1.5) c]", "a:b :1.5) c]*1"},
+           {"(a: -.5 )", "a*-0.5"},
+           {"", ""}})
+    EXPECT_EQ(read_as("a1111", prompt), parts) << prompt;
+}
+
+TEST(PromptSyntax, OfComfyUiIsReadAsItDefines) {
+  for (const auto& [prompt, parts] :
+       std::vector<std::pair<std::string, std::string>>{{"an (important) word", "an *1|important*1.1| word*1"},
+                                                        {"[a] ((b))", "[a] *1|b*1.21"},
+                                                        {"(a (b:1.5) c:0.5)", "a *0.5|b*1.5| c*0.5"},
+                                                        {"(unbalanced", "(unbalanced*1"},
+                                                        {"\\(literal\\) (x\\):2)", "(literal) *1|x)*2"},
+                                                        {"(a:b) BREAK", "a:b*1.1| BREAK*1"},
+                                                        {"(a:1e-1)", "a*0.1"},
+                                                        {"(a:nan)", "a:nan*1.1"}})
+    EXPECT_EQ(read_as("comfyui", prompt), parts) << prompt;
+}
+
+TEST(PromptSyntax, ChunksAreOfSeventyFiveTokensAndEndAfterCommasOfA1111) {
+  const auto tokenizer = open_tokenizer("CLIPTokenizer", MD_SOURCE_DIR "/tests/golden/pipelines/sd/tokenizer");
+  auto sizes = [&](const std::string& syntax, const std::string& prompt) {
+    std::vector<int64_t> out;
+    for (const TokenChunk& c : token_chunks(syntax, prompt, *tokenizer, 77)) {
+      EXPECT_EQ(c.ids.size(), 77u);
+      EXPECT_EQ(c.weights.size(), 77u);
+      out.push_back(std::ranges::find(c.ids.begin() + 1, c.ids.end(), tokenizer->end_id()) - c.ids.begin() - 1);
+    }
+    return out;
+  };
+  auto reds = [](int n) {
+    std::string s;
+    for (int i = 0; i < n; ++i) s += "red ";
+    return s;
+  };
+  using Sizes = std::vector<int64_t>;
+  EXPECT_EQ(sizes("a1111", ""), Sizes{0});
+  EXPECT_EQ(sizes("a1111", reds(75)), Sizes{75});
+  EXPECT_EQ(sizes("a1111", reds(76)), (Sizes{75, 1}));
+  EXPECT_EQ(sizes("a1111", reds(60) + ", " + reds(20)), (Sizes{61, 20}));
+  EXPECT_EQ(sizes("a1111", reds(50) + ", " + reds(30)), (Sizes{75, 6}));  // the comma is too far back
+  EXPECT_EQ(sizes("a1111", "red BREAK blue"), (Sizes{1, 1}));
+  EXPECT_EQ(sizes("comfyui", reds(76)), (Sizes{75, 1}));
+  EXPECT_EQ(sizes("comfyui", reds(72) + "(" + reds(5) + ":1.2)"),
+            (Sizes{72, 5}));  // short weighted spans are not split
+  EXPECT_EQ(sizes("comfyui", reds(72) + "(" + reds(8) + ":1.2)"), (Sizes{75, 5}));
+}
+
+TEST(PromptSyntax, IsRefusedWhereItMeansNothing) {
+  TemporaryFolder t;
+  auto sample = [&](const std::string& model, const std::vector<std::string>& extra) {
+    std::vector<std::string> words = {"generate",
+                                      MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                      "pretrained_model_name_or_path=" MD_SOURCE_DIR "/tests/golden/" + model,
+                                      "output_dir=" + (t / "out"),
+                                      "output_type=latent",
+                                      "height=16",
+                                      "width=16",
+                                      "num_inference_steps=2",
+                                      "max_sequence_length=12"};
+    words.insert(words.end(), extra.begin(), extra.end());
+    return maxdiffusion(words);
+  };
+  Outcome o = sample("flux/dev", {"prompt=heart", "prompt_syntax=a1111"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(
+      contains(o.err, "prompt_syntax is a1111; expected plain: this model's text encoders are not CLIP's alone"))
+      << o.err;
+  o = sample("pipelines/sd", {"prompt=(heart:1.2.3)", "prompt_syntax=a1111"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "prompt: the weight '1.2.3' in \"(heart:1.2.3)\"; expected a number")) << o.err;
+  o = sample("pipelines/sd",
+             {"prompt=" + std::string(200, '(') + "heart" + std::string(200, ')'), "prompt_syntax=comfyui"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "prompt: more than 100 nested brackets; expected fewer")) << o.err;
+  o = sample("pipelines/sd", {"prompt=heart", "prompt_syntax=compel"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "prompt_syntax")) << o.err;
+  // Prompts with different numbers of chunks in one batch give the same result as alone.
+  auto latents = [&](const std::vector<std::string>& prompts) {
+    std::string list = "prompt=[";
+    for (const std::string& p : prompts) list += '"' + p + "\", ";
+    std::filesystem::remove_all(t / "out");
+    const Outcome made = sample("pipelines/sd", {list + "]", "prompt_syntax=a1111", "negative_prompt=blue"});
+    EXPECT_EQ(made.status, 0) << made.err;
+    return SafetensorsReader::open(t / "out/latents.safetensors").tensors().at("latents").to_doubles();
+  };
+  const std::vector<double> both = latents({"heart BREAK red BREAK blue", "(red:1.3) BREAK blue"}),
+                            first = latents({"heart BREAK red BREAK blue"});
+  ASSERT_EQ(both.size(), 2 * first.size());
+  for (size_t i = 0; i < first.size(); ++i) EXPECT_NEAR(both[i], first[i], 1e-4) << i;
+}
+
+}  // namespace
+}  // namespace md
