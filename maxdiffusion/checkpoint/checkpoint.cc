@@ -417,8 +417,8 @@ std::vector<int64_t> list_checkpoints(const std::string& checkpoint_dir) {
   return steps;
 }
 
-std::string set_aside(const std::string& checkpoint_dir, int64_t step) {
-  if (is_remote(checkpoint_dir)) return set_aside_in_bucket(checkpoint_dir, step);
+std::string quarantine(const std::string& checkpoint_dir, int64_t step) {
+  if (is_remote(checkpoint_dir)) return quarantine_in_bucket(checkpoint_dir, step);
   const std::string from = checkpoint_folder(checkpoint_dir, step);
   std::string to = from + ".damaged";
   for (int i = 2; exists(to); ++i) to = fmt::format("{}.damaged-{}", from, i);

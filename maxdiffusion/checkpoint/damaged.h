@@ -11,6 +11,6 @@ namespace md {
 std::vector<int64_t> checkpoint_folders(const std::string& checkpoint_dir);
 /// Renames a damaged checkpoint to "<step>.damaged", a name that is not listed; appends a number if that exists.
 /// Returns the new path.
-std::string set_aside(const std::string& checkpoint_dir, int64_t step);
+std::string quarantine(const std::string& checkpoint_dir, int64_t step);
 
 }  // namespace md

@@ -103,7 +103,7 @@ std::map<int64_t, Part> parts_in(const std::string& local) {
 constexpr const char* kProcessFolder = ".process-";
 
 /// Removes parts that jobs with another number of processes have written.
-void remove_strangers(const std::string& staging, int64_t processes) {
+void remove_parts_of_other_jobs(const std::string& staging, int64_t processes) {
   std::error_code ec;
   std::vector<fs::path> found;
   for (const auto& f : fs::directory_iterator(staging, ec)) found.push_back(f.path());
@@ -127,7 +127,7 @@ std::vector<int64_t> bucket_checkpoints(const std::string& checkpoint_dir) {
   return steps;
 }
 
-std::string set_aside_in_bucket(const std::string& checkpoint_dir, int64_t step) {
+std::string quarantine_in_bucket(const std::string& checkpoint_dir, int64_t step) {
   const std::string state = below(checkpoint_folder(checkpoint_dir, step), kState),
                     other = below(checkpoint_folder(checkpoint_dir, step), std::string(kState) + kDamaged);
   const std::string local = local_cache_path(checkpoint_dir);
@@ -339,7 +339,7 @@ struct CheckpointUploads::Impl {
   }
 
   /// Uploads all pending checkpoints in all processes together, while none of them uploads alone.
-  void put_together() {
+  void upload_together() {
     for (bool pending = true; pending;) {
       std::string next;  // in process 0: the step and the key of its write
       Steps steps;
@@ -406,7 +406,7 @@ void flush_pending_uploads(const std::string& checkpoint_dir, const CheckpointPr
     u.end(step);
     if (part) remove_folder(u.folder(step));
   }
-  u.put_together();
+  u.upload_together();
 }
 
 CheckpointUploads::CheckpointUploads(const std::string& checkpoint_dir, int keep, std::function<void()> before_commit,
@@ -419,7 +419,7 @@ CheckpointUploads::CheckpointUploads(const std::string& checkpoint_dir, int keep
                                         {},
                                         nullptr})) {
   Impl& u = *impl_;
-  remove_strangers(local_cache_path(checkpoint_dir), u.group.processes);
+  remove_parts_of_other_jobs(local_cache_path(checkpoint_dir), u.group.processes);
   std::vector<int64_t> left;
   if (u.group.is_coordinator()) {
     const Steps steps = steps_in_bucket(u.dir);
@@ -471,7 +471,7 @@ void CheckpointUploads::finish() {
     if (u.group.alone())
       u.thread->run_now();
     else
-      u.thread->while_idle([&] { u.put_together(); });
+      u.thread->while_idle([&] { u.upload_together(); });
   } catch (Error& e) {
     const std::vector<int64_t> left = waiting(u.local);
     const std::string where =

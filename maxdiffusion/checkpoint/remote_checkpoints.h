@@ -33,7 +33,7 @@ enum class CheckpointPart { all, model, component };
 std::string local_checkpoint(const std::string& folder, CheckpointPart part, const std::string& component = "");
 
 /// Marks a checkpoint in a bucket as damaged, so that it is not listed; returns the new name of its state.json.
-std::string set_aside_in_bucket(const std::string& checkpoint_dir, int64_t step);
+std::string quarantine_in_bucket(const std::string& checkpoint_dir, int64_t step);
 
 /// The folder of this machine where a process writes its checkpoints for a bucket. Process 0 uses the location's local
 /// copy; others use a subfolder of it, so that processes may share a machine.

@@ -26,12 +26,12 @@ class Meeting {
     texts_[static_cast<size_t>(p)] = mine;
     if (++here_ == std::ssize(texts_)) {
       here_ = 0, ++round_;
-      told_ = texts_;
+      previous_ = texts_;
       changed_.notify_all();
     }
     changed_.wait(lock, [&] { return round_ != round || gone_; });
     check(round_ != round, Code::device, "gather: a process is gone");
-    return p == 0 ? told_ : std::vector<std::string>{told_[0]};
+    return p == 0 ? previous_ : std::vector<std::string>{previous_[0]};
   }
   void leave() {
     const std::lock_guard lock(mutex_);
@@ -52,7 +52,7 @@ class Meeting {
  private:
   int64_t here_ = 0, round_ = 0;
   bool gone_ = false;
-  std::vector<std::string> texts_, told_;  // of this round, and of the previous one
+  std::vector<std::string> texts_, previous_;  // of this round, and of the previous one
   std::map<std::string, std::string> values_;
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -14,7 +14,7 @@ void compile_for_topology(const TrainingRequest& r) {
   check(!r.components.devices.hardware.topology.empty(), Code::invalid_config,
         "compile: topology is empty; expected the hardware to compile for: topology=v5p:2x2x1, or hardware=gpu "
         "topology=1x1x8 gpu_type=h100");
-  go_on_in_a_child();
+  continue_in_child_process();
   const CompiledSteps steps(r);
   for (size_t i = 0; i < steps.graphs.size(); ++i) {
     const AheadOfTime ahead = steps.compile(i);

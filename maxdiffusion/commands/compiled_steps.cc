@@ -13,7 +13,7 @@
 
 namespace md {
 
-void go_on_in_a_child() {
+void continue_in_child_process() {
   std::fflush(nullptr);
   const pid_t child = fork();
   check(child >= 0, Code::device, "compile: no process could be started: {}", std::strerror(errno));

@@ -14,7 +14,7 @@ namespace md {
 
 /// Continues in a child process and exits with its status. A compiler may abort its process on a program it does not
 /// support; the parent then reports an error (device).
-void go_on_in_a_child();
+void continue_in_child_process();
 
 /// Bytes as MiB or GiB.
 std::string size(int64_t bytes);

@@ -157,7 +157,7 @@ std::set<std::string> write_sheet(const std::vector<HostArray>& cells, const Wor
 using Items = std::span<const GenerateItem>;
 
 /// Generates items with the same LoRA files in one pipeline. `first`: also checks all items before.
-void generate_alike(Items items, bool first, Work& work) {
+void generate_with_one_pipeline(Items items, bool first, Work& work) {
   const GeneratePlan& plan = work.plan;
   PipelineOptions options = plan.pipeline;
   options.lora = items[0].lora;
@@ -199,7 +199,7 @@ void generate_into(const std::string& folder, const std::string& place, const Ge
       return item.lora.lora_files != rest[0].lora.lora_files || item.lora.lora_scales != rest[0].lora.lora_scales;
     });
     const auto n = static_cast<size_t>(other - rest.begin());
-    generate_alike(rest.first(n), rest.size() == plan.items.size(), work);
+    generate_with_one_pipeline(rest.first(n), rest.size() == plan.items.size(), work);
     rest = rest.subspan(n);
   }
   for (const std::vector<HostArray>& cells : work.sheets) work.existing.merge(write_sheet(cells, work));

@@ -162,7 +162,7 @@ void try_changes(const TrainingRequest& r, const Place& place, Error& e) {
 /// seconds per step. If the step does not fit, tries the changes that commonly help one by one; out_of_memory then
 /// names the first that makes it fit.
 void plan(const TrainingRequest& r) {
-  go_on_in_a_child();
+  continue_in_child_process();
   const CompiledSteps steps(r);
   for (size_t i = 0; i < steps.graphs.size(); ++i) {
     const StepGraph& step = steps.graphs[i];
@@ -189,7 +189,7 @@ void plan(const TrainingRequest& r) {
 /// For each of `sizes` (auto: the device's memory), prints the keys of the fastest combination that fits as YAML, with
 /// comments about the attempts. Throws out_of_memory, after all sizes, if nothing fits one of them.
 void plan_fit(const TrainingRequest& r, const std::vector<std::string>& sizes) {
-  go_on_in_a_child();
+  continue_in_child_process();
   std::optional<int64_t> memory;
   bool offloads = false;
   {

@@ -23,14 +23,14 @@ namespace {
 void take_autoencoders_config(ModelFolder& folder, const std::string& component, const std::string& vae_file) {
   if (vae_file.empty() || component.empty()) return;
   const std::string files = component_files(vae_file, component),
-                    beside = std::filesystem::is_directory(files)
-                                 ? files
-                                 : std::filesystem::absolute(files).parent_path().string();
-  const std::string config = beside + "/config.json";
+                    config_folder = std::filesystem::is_directory(files)
+                                        ? files
+                                        : std::filesystem::absolute(files).parent_path().string();
+  const std::string config = config_folder + "/config.json";
   if (!exists(config)) return;
   const auto parsed = parse_json_or_discard(read_file(config));
   const std::string class_name = folder.components().at(component).class_name;
-  if (beside != files && (!parsed.is_object() || parsed.value("_class_name", nlohmann::json()) != class_name))
+  if (config_folder != files && (!parsed.is_object() || parsed.value("_class_name", nlohmann::json()) != class_name))
     return;  // config.json belongs to another file in that folder
   folder.set_config(component, read_file(config), config);
   log_info("vae_file: {} is read with {}", files, config);

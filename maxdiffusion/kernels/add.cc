@@ -31,16 +31,17 @@ void add_all(ffi::ThreadPool& pool, const T* a, int64_t rows, int64_t width, con
 ffi::Error add_kernel(ffi::ThreadPool pool, ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::Result<ffi::AnyBuffer> y) {
   Span span("add");
   const auto size = static_cast<int64_t>(a.element_count()), size_of_b = static_cast<int64_t>(b.element_count());
-  const bool alike = size == size_of_b;
-  const int64_t width = alike || a.dimensions().size() == 0 ? std::min<int64_t>(size, 1 << 14) : a.dimensions().back();
+  const bool same_size = size == size_of_b;
+  const int64_t width =
+      same_size || a.dimensions().size() == 0 ? std::min<int64_t>(size, 1 << 14) : a.dimensions().back();
   if (a.element_type() != y->element_type() || size != static_cast<int64_t>(y->element_count()) || width == 0 ||
-      (!alike && (size_of_b % width != 0 || size % size_of_b != 0)))
+      (!same_size && (size_of_b % width != 0 || size % size_of_b != 0)))
     return ffi::Error::InvalidArgument("md_add: b does not fit to the rows of a, or y is not like a");
   bool known = true;
   auto with = [&](auto* from, auto* addend) {
     auto* to = static_cast<std::remove_const_t<std::remove_pointer_t<decltype(from)>>*>(y->untyped_data());
     const int64_t rows = size / width, rest = size % width;
-    add_all(pool, from, rows, width, addend, alike ? 1 : size / size_of_b, to);
+    add_all(pool, from, rows, width, addend, same_size ? 1 : size / size_of_b, to);
     if (rest > 0) add(from + rows * width, addend + rows * width, rest, to + rows * width);
   };
   auto with_b = [&](auto* from) {

@@ -136,9 +136,9 @@ TEST(Report, SamplesAreInThePageOrPathsFromIt) {
   EXPECT_EQ(in[0], (json{{"step", 20}, {"src", "data:image/png;base64,TTA="}, {"video", false}}));
   EXPECT_EQ(in[1], (json{{"step", 30}, {"src", "data:video/mp4;base64,TWE="}, {"video", true}}));
   EXPECT_EQ(in[2]["step"], 100);
-  const json beside = page_of(t / "", {.embed = false, .page_folder = t / "pages"})["samples"];
-  EXPECT_EQ(beside[0]["src"], "../samples/step_000020.png");
-  EXPECT_EQ(beside[1]["src"], "../samples/30-train_steps-a%20b.mp4");
+  const json linked = page_of(t / "", {.embed = false, .page_folder = t / "pages"})["samples"];
+  EXPECT_EQ(linked[0]["src"], "../samples/step_000020.png");
+  EXPECT_EQ(linked[1]["src"], "../samples/30-train_steps-a%20b.mp4");
 }
 
 TEST(Report, LinksToNothingOutside) {

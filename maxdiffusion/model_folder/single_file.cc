@@ -95,8 +95,8 @@ void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout
 }
 
 std::string control_config(const ModelFolder& folder, const std::string& file) {
-  const std::string beside = (std::filesystem::path(file).parent_path() / "config.json").string();
-  if (exists(beside)) return read_file(beside);
+  const std::string config_file = (std::filesystem::path(file).parent_path() / "config.json").string();
+  if (exists(config_file)) return read_file(config_file);
   const HostArrays tensors = SafetensorsReader::open(file).tensors();
   /// The first of these tensors that exists, without or with the original program's prefix.
   auto weight = [&](std::initializer_list<std::string> names) -> const HostArray* {

@@ -136,7 +136,7 @@ Tensor or_learnt(const Scope& s, const char* name, Tensor keep, Tensor x) {
 
 /// 0 … n − 1 in each row: s32 [B, n].
 Tensor counted(Graph& g, int64_t batch, int64_t n) { return iota(g, {DType::s32, {batch, n}}, 1); }
-Tensor beside(Tensor lengths, int64_t n) { return broadcast_to(expand_dims(lengths, 1), {lengths.dim(0), n}); }
+Tensor per_position(Tensor lengths, int64_t n) { return broadcast_to(expand_dims(lengths, 1), {lengths.dim(0), n}); }
 
 /// Positions of the image's tokens with padding, s32 [B, S, 3]: row and column, and on the text's axis the first
 /// position after the padded text; padding tokens are at 0.
@@ -146,7 +146,7 @@ Tensor image_places(Tensor text_tokens, int64_t rows, int64_t columns) {
   Tensor at = counted(g, batch, all), width = full(g, static_cast<double>(columns), at.shape());
   Tensor real = lt(at, full(g, static_cast<double>(n), at.shape())), none = zeros_like(at);
   auto of = [&](Tensor place) { return where(real, place, none); };
-  return stack({of(beside(text_tokens, all) + 1), of(at / width), of(rem(at, width))}, 2);
+  return stack({of(per_position(text_tokens, all) + 1), of(at / width), of(rem(at, width))}, 2);
 }
 
 /// Positions of the text's tokens with padding: 1, 2, … on the first axis; s32 [B, L, 3].
@@ -248,7 +248,7 @@ Tensor z_image_transformer(const Scope& s, const Config& c, const ZImageInputs& 
 
   Tensor text = nn::rms_norm(s / "cap_embedder.0", cast(in.text, s.dtype()), c.norm_eps);
   text = linear(s / "cap_embedder.1", text, c.dim, true, "", axis::kEmbed);
-  text = or_learnt(s, "cap_pad_token", lt(counted(g, batch, text_length), beside(lengths, text_length)), text);
+  text = or_learnt(s, "cap_pad_token", lt(counted(g, batch, text_length), per_position(lengths, text_length)), text);
   text = blocks(s / "context_refiner", c, c.n_refiner_layers, text, {}, {rotary(of_text), text_tokens});
 
   Tensor x = blocks(s / "layers", c, c.n_layers, concatenate({image, text}, 1), conditions,

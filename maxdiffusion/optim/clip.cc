@@ -64,10 +64,10 @@ Tensor squares_on_mesh(const std::vector<Tensor>& grads, const std::vector<DimAx
   for (const DimAxes& a : axes) all.merge(splitting(a));
   // Gradients with equal sharding are summed together. Replicated values count once.
   return per_device(grads, axes, {{}}, [&](const std::vector<Tensor>& parts) {
-    std::map<std::set<std::string>, std::vector<Tensor>> alike;
-    for (size_t i = 0; i < parts.size(); ++i) alike[splitting(axes[i])].push_back(parts[i]);
+    std::map<std::set<std::string>, std::vector<Tensor>> by_split;
+    for (size_t i = 0; i < parts.size(); ++i) by_split[splitting(axes[i])].push_back(parts[i]);
     Tensor total;
-    for (const auto& [split, some] : alike) {
+    for (const auto& [split, some] : by_split) {
       AxisNames whole;
       std::ranges::set_difference(all, split, std::back_inserter(whole));
       const auto holders = static_cast<double>(devices_along(some[0].graph().options(), whole));

@@ -42,7 +42,7 @@ std::string parameters(const Family& family, const std::string& model, const Sam
 }
 
 /// Concatenates arrays f32 [N, h, w, …] along the last axis.
-HostArray beside(const HostArray& a, const HostArray& b) {
+HostArray concatenate(const HostArray& a, const HostArray& b) {
   Dims dims = a.dims();
   const int64_t left = dims.back(), right = b.dims().back();
   dims.back() = left + right;
@@ -112,9 +112,9 @@ struct Canvas {
 struct DiffusionPipeline::Impl {
   /// For models that the caller owns.
   explicit Impl(PipelineModels loaded) : models(std::move(loaded)), keep_loaded(true) {}
-  Impl(const std::string& folder, const PipelineOptions& o, const Impl* beside)
+  Impl(const std::string& folder, const PipelineOptions& o, const Impl* shares_devices)
       : opened(open_model(folder, o.model, Purpose::sampling, 0, o.controlnet)),
-        client(beside ? beside->client : open_client(o.hardware)),
+        client(shares_devices ? shares_devices->client : open_client(o.hardware)),
         opened_devices(
             open_devices(client, o.hardware, o.mesh,
                          AxisRules::for_family(o.sharding, o.mesh.axes(), opened->family->spec().axis_rules))),
@@ -238,7 +238,7 @@ struct DiffusionPipeline::Impl {
         o.mask = cells;
       } else {
         const HostArray rest = repeat_rows(coder.latents(without_masked(pixels, mask)), each);
-        fields[spec.inpainting] = beside(repeat_rows(cells, o.samples()), rest);
+        fields[spec.inpainting] = concatenate(repeat_rows(cells, o.samples()), rest);
       }
       for (HostArrays* half : {&prompts.positive, &prompts.negative})
         if (!half->empty()) half->insert(fields.begin(), fields.end());
@@ -343,8 +343,8 @@ DiffusionPipeline::~DiffusionPipeline() = default;
 DiffusionPipeline DiffusionPipeline::load(const std::string& folder, const PipelineOptions& options) {
   return DiffusionPipeline(std::make_unique<Impl>(folder, options, nullptr));
 }
-DiffusionPipeline DiffusionPipeline::load_beside(const DiffusionPipeline& other, const std::string& folder,
-                                                 const PipelineOptions& options) {
+DiffusionPipeline DiffusionPipeline::load_on_same_devices(const DiffusionPipeline& other, const std::string& folder,
+                                                          const PipelineOptions& options) {
   return DiffusionPipeline(std::make_unique<Impl>(folder, options, other.impl_.get()));
 }
 

@@ -76,8 +76,8 @@ class DiffusionPipeline {
   /// not match; invalid_config for options that the model or the devices do not support.
   static DiffusionPipeline load(const std::string& folder, const PipelineOptions& options = {});
   /// Loads a folder on the devices of another, loaded pipeline; options.hardware is ignored.
-  static DiffusionPipeline load_beside(const DiffusionPipeline& other, const std::string& folder,
-                                       const PipelineOptions& options = {});
+  static DiffusionPipeline load_on_same_devices(const DiffusionPipeline& other, const std::string& folder,
+                                                const PipelineOptions& options = {});
   /// Samples with models that the caller owns. Their denoisers do not stay on the devices.
   explicit DiffusionPipeline(PipelineModels models);
   DiffusionPipeline(DiffusionPipeline&&) noexcept;

@@ -233,7 +233,7 @@ int wanted_driver(const std::string& plugin) {
   return 0;
 }
 
-Finding judge_driver(const std::string& version, const std::string& plugin) {
+Finding check_driver(const std::string& version, const std::string& plugin) {
   const int required = wanted_driver(plugin);
   if (version.empty())
     return warning("gpu driver", "/proc/driver/nvidia/version does not say its version", "nvidia-smi");
@@ -253,7 +253,7 @@ Findings probe_gpu_driver(const PluginProbe& p) {
     }
   Findings out;
   std::ifstream file(p.root + "/proc/driver/nvidia/version");
-  out.push_back(judge_driver(driver_version({std::istreambuf_iterator<char>(file), {}}), plugin));
+  out.push_back(check_driver(driver_version({std::istreambuf_iterator<char>(file), {}}), plugin));
   const ChildResult r = run_child({this_program(), "doctor", "probe=gpu_driver", plugin}, {.seconds = p.seconds});
   const json report = lines_of(r.out);
   if (!r.well())

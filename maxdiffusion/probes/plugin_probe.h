@@ -23,7 +23,7 @@ std::string driver_version(const std::string& text);
 /// has none.
 int wanted_driver(const std::string& plugin);
 /// Whether the plugin supports a driver of this version.
-Finding judge_driver(const std::string& version, const std::string& plugin);
+Finding check_driver(const std::string& version, const std::string& plugin);
 
 /// Run in child processes: print one JSON object per line, each before a step that may hang or abort.
 void show_plugin(const std::string& hardware, const std::string& plugin);

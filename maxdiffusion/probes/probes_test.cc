@@ -73,13 +73,13 @@ TEST(GpuDriver, IsReadAndComparedWithWhatThePluginWants) {
   EXPECT_EQ(driver_version("NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.82.07  Wed Aug 27\n"), "580.82.07");
   EXPECT_EQ(driver_version("nothing"), "");
   const std::string plugin = "/x/jax_plugins/xla_cuda13/xla_cuda_plugin.so";
-  const Finding old = judge_driver("550.54.15", plugin);
+  const Finding old = check_driver("550.54.15", plugin);
   EXPECT_EQ(old.status, Finding::Status::error);
   EXPECT_EQ(old.found, "550.54.15; the plugin '" + plugin + "' needs 580 or newer");
   EXPECT_NE(old.cure.find("nvidia-driver-580"), std::string::npos);
-  EXPECT_EQ(judge_driver("580.82.07", plugin).status, Finding::Status::ok);
-  EXPECT_EQ(judge_driver("550.54.15", "/x/xla_cuda12/p.so").status, Finding::Status::ok);
-  EXPECT_EQ(judge_driver("", plugin).status, Finding::Status::warning);
+  EXPECT_EQ(check_driver("580.82.07", plugin).status, Finding::Status::ok);
+  EXPECT_EQ(check_driver("550.54.15", "/x/xla_cuda12/p.so").status, Finding::Status::ok);
+  EXPECT_EQ(check_driver("", plugin).status, Finding::Status::warning);
 }
 
 TEST(Plugin, OfDevicesThatAreNotThereIsNotOpened) {

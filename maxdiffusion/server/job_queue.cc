@@ -24,10 +24,11 @@ int64_t random_seed() {
 }
 
 struct JobQueue::Model {
-  explicit Model(ServedModel m, const Model* beside)
+  explicit Model(ServedModel m, const Model* shares_devices)
       : served(std::move(m)),
-        pipeline(beside ? DiffusionPipeline::load_beside(beside->pipeline, served.model, served.options)
-                        : DiffusionPipeline::load(served.model, served.options)),
+        pipeline(shares_devices
+                     ? DiffusionPipeline::load_on_same_devices(shares_devices->pipeline, served.model, served.options)
+                     : DiffusionPipeline::load(served.model, served.options)),
         loras(served.options.lora) {}
   SampleOptions check_request(const SampleRequest& r) const {
     SampleOptions o = sample_options(r, *pipeline.family(), pipeline.folder().scheduler_config(), served.options.batch,
@@ -46,7 +47,7 @@ struct JobQueue::Job {
   SampleRequest request;
   LoraKeys loras;
   int64_t samples = 1;
-  std::string alike;  // equal for jobs that may be sampled together; empty: alone
+  std::string batch_key;  // equal for jobs that may be sampled together; empty: alone
   JobStatus status;
   int64_t changes = 0;
   bool cancelled = false;
@@ -180,7 +181,7 @@ JobQueue::Ticket JobQueue::submit(const std::string& model, SampleRequest r) {
   const SampleOptions o = m.check_request(r);
   job->samples = o.samples();
   if (r.prompt.size() == 1 && r.images.empty() && !r.control.image && r.hires_scale == 1 && !o.scheduler->stochastic())
-    job->alike = settings_of(r, job->loras);
+    job->batch_key = settings_of(r, job->loras);
   job->request = std::move(r);
   const std::lock_guard lock(mutex_);
   if (stopped_) throw Unavailable(503, "the server stops");
@@ -260,7 +261,7 @@ std::vector<JobQueue::Ticket> JobQueue::next() {
   const Job& first = *out[0];
   const int64_t most = sampling_batch(first.model->served.options.batch, first.model->pipeline.devices().count());
   for (const Ticket& job : waiting_)
-    if (job != out[0] && !first.alike.empty() && job->model == first.model && job->alike == first.alike &&
+    if (job != out[0] && !first.batch_key.empty() && job->model == first.model && job->batch_key == first.batch_key &&
         (std::ssize(out) + 1) * first.samples <= most)
       out.push_back(job);
   size_t n = 1;

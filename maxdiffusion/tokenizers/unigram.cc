@@ -20,8 +20,8 @@ Unigram::Unigram(std::vector<Piece> pieces, int32_t unknown)
   const auto text = [this](int32_t id) -> const std::string& { return pieces_[static_cast<size_t>(id)].text; };
   std::iota(sorted_.begin(), sorted_.end(), 0);
   std::ranges::sort(sorted_, [&](int32_t a, int32_t b) { return text(a) != text(b) ? text(a) < text(b) : a > b; });
-  const auto alike = [&](int32_t a, int32_t b) { return text(a) == text(b); };
-  sorted_.erase(std::unique(sorted_.begin(), sorted_.end(), alike), sorted_.end());
+  const auto same_text = [&](int32_t a, int32_t b) { return text(a) == text(b); };
+  sorted_.erase(std::unique(sorted_.begin(), sorted_.end(), same_text), sorted_.end());
   unknown_score_ = std::ranges::min(pieces_, {}, &Piece::score).score - kUnknownPenalty;
 }
 

@@ -294,7 +294,7 @@ HostState newest_restored(const std::vector<int64_t>& saved, const std::string& 
     }
     for (size_t i = 0; all.is_coordinator() && i < faults.size(); ++i)
       log_warning("damaged checkpoint: {}\n  it is '{}' now", faults[i].what(),
-                  set_aside(checkpoint_dir, saved[saved.size() - 1 - i]));
+                  quarantine(checkpoint_dir, saved[saved.size() - 1 - i]));
     if (!faults.empty() && all.is_coordinator())
       log_warning("training resumes from the checkpoint before: {}", checkpoint_folder(checkpoint_dir, *at));
     return state;

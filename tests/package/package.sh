@@ -86,7 +86,7 @@ said=$(inside "$root" "$program" check configs/quickstart_video.yml train_data_d
   output_dir=/home/runs dataset_save_location=/home/data 2>&1) || fail "check ends by an error: $said"
 [[ $said == *"first batch: pixels u8[16,5,32,32,3]"* && $said != *"GLIBC"* ]] || fail "clips are not read: $said"
 inside "$root" "$program" completion zsh >/dev/null
-# The check of a device, all of it; there is no Python, whose PyTorch would be timed beside, and no GPU.
+# The check of a device, all of it; there is no Python, whose PyTorch would be timed next to ours, and no GPU.
 inside "$root" "$program" accelerator_check sizes=tiny hardware=cpu minutes=30 output=/home/check
 python3 "$source/tests/package/check_report.py" "$root/home/check"
 if LD_LIBRARY_PATH=$(dirname "$root$program")/../lib/maxdiffusion "$build/tokenizers_test" --gtest_brief=1 >"$here/tokenizers" 2>&1; then

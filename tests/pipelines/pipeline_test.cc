@@ -215,7 +215,7 @@ TEST_F(LoadedPipeline, SeedsOfEachPromptGiveWhatRequestsOfTheirOwnGive) {
 
 TEST_F(LoadedPipeline, AnotherOnItsDevicesGivesTheSame) {
   DiffusionPipeline first = DiffusionPipeline::load(kSd, options);
-  DiffusionPipeline second = DiffusionPipeline::load_beside(first, kSdxl, options);
+  DiffusionPipeline second = DiffusionPipeline::load_on_same_devices(first, kSdxl, options);
   EXPECT_EQ(&first.devices().client(), &second.devices().client());
   const SampleResult expected = DiffusionPipeline::load(kSdxl, options).generate(request);
   EXPECT_TRUE(same(second.generate(request).media, expected.media));

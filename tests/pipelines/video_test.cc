@@ -434,7 +434,7 @@ TEST_F(VideoTraining, TrainsInTheStepAndFromTfrecordsAsFromTheCache) {
                        {.shuffle = false});
   double sum = 0, squares = 0, n = 0, farthest = 0;
   std::vector<double> of_first;  // first record
-  int64_t alike = 0;             // equal values in the other records
+  int64_t equal_values = 0;      // equal values in the other records
   for (int64_t i = 0; i < 8; ++i) {
     const HostArrays record = records.next().read().arrays, from_cache = cache.buckets[0]->read(i);
     const HostArray& text = record.at("encoder_hidden_states");
@@ -453,10 +453,10 @@ TEST_F(VideoTraining, TrainsInTheStepAndFromTfrecordsAsFromTheCache) {
                      z = (x[channel * 32 + place] - mean) / deviation;
         sum += z, squares += z * z, ++n, farthest = std::max(farthest, std::abs(z));
         if (i == 0) of_first.push_back(z);
-        if (i > 0) alike += std::abs(z - of_first[channel * 32 + place]) < 0.01;
+        if (i > 0) equal_values += std::abs(z - of_first[channel * 32 + place]) < 0.01;
       }
   }
-  EXPECT_LE(alike, 20);  // of 896; 5 are expected by chance
+  EXPECT_LE(equal_values, 20);  // of 896; 5 are expected by chance
   // For 1024 standard normal values: four deviations of their mean and of their variance.
   EXPECT_LE(std::abs(sum / n), 4 / std::sqrt(n));
   EXPECT_NEAR(squares / n, 1, 4 * std::sqrt(2 / n));

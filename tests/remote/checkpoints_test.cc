@@ -235,7 +235,7 @@ TEST_P(BucketCheckpoints, ADamagedOneIsNamedAndSetAside) {
   another_machine();
   expect_says(failure_of([&] { value_of(dir, 2); }),
               {"2/training_state/arrays.safetensors", "bytes differ from those written"});
-  EXPECT_TRUE(set_aside(dir, 2).ends_with("runs/a/checkpoints/2/training_state/state.json.damaged"));
+  EXPECT_TRUE(quarantine(dir, 2).ends_with("runs/a/checkpoints/2/training_state/state.json.damaged"));
   EXPECT_EQ(list_checkpoints(dir), Steps{1});
   EXPECT_EQ(checkpoint_folders(dir), Steps{1});
 }

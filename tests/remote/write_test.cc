@@ -54,7 +54,7 @@ TEST_P(Writing, FilesArePutFoundReplacedAndRemoved) {
   EXPECT_TRUE(list_all_files(at("a")).empty());
   put_text(at("a/ü b.txt"), "first");
   put_text(at("a/.hidden"), "");
-  put_text(at("ab"), "beside");
+  put_text(at("ab"), "below");
   EXPECT_EQ(get_text(at("a/ü b.txt")), "first");
   ASSERT_TRUE(find_file(at("a/ü b.txt")));
   EXPECT_EQ(find_file(at("a/ü b.txt"))->size, 5);
@@ -68,7 +68,7 @@ TEST_P(Writing, FilesArePutFoundReplacedAndRemoved) {
   remove_folder(at("a"));
   remove_folder(at("a"));
   EXPECT_TRUE(list_all_files(at("a")).empty());
-  EXPECT_EQ(get_text(at("ab")), "beside");
+  EXPECT_EQ(get_text(at("ab")), "below");
 }
 
 TEST_P(Writing, LargeFilesGoInPartsAndComeBackWithEveryByte) {

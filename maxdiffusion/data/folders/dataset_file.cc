@@ -22,8 +22,8 @@ constexpr double kAny = std::numeric_limits<double>::infinity();
 std::string resolved(const std::string& path, const std::string& file) {
   std::error_code ec;
   if (path.empty() || is_remote(path) || fs::path(path).is_absolute() || fs::exists(path, ec)) return path;
-  const std::string beside = (fs::path(file).parent_path() / path).string();
-  return fs::exists(beside, ec) ? beside : path;
+  const std::string next_to_file = (fs::path(file).parent_path() / path).string();
+  return fs::exists(next_to_file, ec) ? next_to_file : path;
 }
 
 /// The list of tables called `key`.

@@ -39,14 +39,14 @@ const std::string& NamedFiles::path(const std::string& name, const std::string& 
         .note(fmt::format("try: {}=FOLDER", key_));
   list();
   if (const auto found = paths_.find(name); found != paths_.end()) return found->second;
-  std::vector<std::string> names, alike;
+  std::vector<std::string> names, same_ending;
   for (const auto& [known, path] : paths_) {
     names.push_back(known);
-    if (known.ends_with("/" + name)) alike.push_back(known);
+    if (known.ends_with("/" + name)) same_ending.push_back(known);
   }
-  if (alike.size() == 1) return paths_.at(alike[0]);
-  check(alike.empty(), Code::invalid_config, "{} names two files below '{}'; expected one of: {}, {}", written, folder_,
-        alike.empty() ? "" : alike[0], alike.empty() ? "" : alike[1]);
+  if (same_ending.size() == 1) return paths_.at(same_ending[0]);
+  check(same_ending.empty(), Code::invalid_config, "{} names two files below '{}'; expected one of: {}, {}", written,
+        folder_, same_ending.empty() ? "" : same_ending[0], same_ending.empty() ? "" : same_ending[1]);
   check(!names.empty(), Code::invalid_config, "{} names '{}{}'; expected a file below {}='{}', which has none like it",
         written, name, ending_, key_, folder_);
   constexpr size_t kMost = 12;

@@ -45,7 +45,7 @@ void fill_rectangle(HostArray& rgb, int64_t y, int64_t x, int64_t height, int64_
 }
 
 /// Reduces green and blue where the mask's weight is below its maximum.
-void redden(HostArray& rgb, const HostArray& mask) {
+void tint_red(HostArray& rgb, const HostArray& mask) {
   const auto weights = mask.view<float>();
   const float most = *std::ranges::max_element(weights);
   if (most <= 0) return;
@@ -129,7 +129,7 @@ HostArray seen_by_model(const Record& record, const ImageConfig& config, uint64_
   const int64_t h = rgb.dims()[0], w = rgb.dims()[1], longest = std::max(h, w);
   HostArray shown(Shape{DType::u8, {h, w, 3}});
   std::ranges::copy(rgb.view<uint8_t>(), shown.mutable_view<uint8_t>().begin());
-  if (const auto mask = prepared.arrays.find("mask"); mask != prepared.arrays.end()) redden(shown, mask->second);
+  if (const auto mask = prepared.arrays.find("mask"); mask != prepared.arrays.end()) tint_red(shown, mask->second);
   const HostArray fitted =
       resize_rgb8(shown, std::max<int64_t>(1, side * h / longest), std::max<int64_t>(1, side * w / longest));
   HostArray out = filled(side, side, 230);

@@ -42,7 +42,7 @@ std::string error_of(const DataSourceConfig& config) {
 TEST(ClipFolder, HoldsVideosAndFoldersOfFramesWithCaptions) {
   const TemporaryFolder folder;
   put(folder, "b.mp4", video());
-  put(folder, "b.txt", "from the text beside \n");
+  put(folder, "b.txt", "from the text file \n");
   put(folder, "a/x.WEBM", video());
   put(folder, "a/metadata.jsonl", R"({"file_name": "x.WEBM", "text": "from metadata"})");
   put(folder, "a/x.jpg", "a thumbnail");
@@ -61,7 +61,7 @@ TEST(ClipFolder, HoldsVideosAndFoldersOfFramesWithCaptions) {
     found.push_back(fs::relative(r.name, folder.path()).string() + ": " + r.caption);
     EXPECT_EQ(r.frames.empty(), found.back().find("frames") != 0 && found.back().find("more") != 0) << r.name;
   }
-  EXPECT_EQ(found, (std::vector<std::string>{"a/x.WEBM: from metadata", "b.mp4: from the text beside", "bare.gif: ",
+  EXPECT_EQ(found, (std::vector<std::string>{"a/x.WEBM: from metadata", "b.mp4: from the text file", "bare.gif: ",
                                              "frames.v1: a folder of frames", "more/frames: a folder in a table"}));
   const Record frames = source->read(3);
   ASSERT_EQ(frames.frames.size(), 11u);

@@ -345,17 +345,17 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
           frames != found.frames.end() ? item + ending : fs::path(item).replace_extension(ending).string();
       if (found.texts.erase(name) > 0 && text.empty()) text = name;
     }
-    const bool beside = !text.empty();
+    const bool has_text_file = !text.empty();
     if (config.max_train_samples >= 0 && static_cast<int64_t>(items.size()) >= config.max_train_samples) continue;
     const auto named = captions.find(item);
-    bare += named == captions.end() && !beside;
+    bare += named == captions.end() && !has_text_file;
     const FoundFile file = found.file(item);
     items.push_back({.file = file.location,
                      .name = item,
                      .caption = named != captions.end() ? named->second.caption : "",
                      .size = file.size,
                      .modified = file.modified,
-                     .captioned = beside || named != captions.end()});
+                     .captioned = has_text_file || named != captions.end()});
     check(config.reference_columns.empty() || named != captions.end(), Code::io,
           "cond_image_column: '{}' has no reference image; expected a line of {} that names it", place(item),
           kMetadata);
@@ -365,7 +365,7 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
         items.back().references.push_back(found.file(reference));
     if (frames != found.frames.end())
       for (const std::string& frame : frames->second) items.back().frames.push_back(found.file(frame));
-    texts.push_back(named == captions.end() && beside ? text : "");
+    texts.push_back(named == captions.end() && has_text_file ? text : "");
   }
   parallel_for(static_cast<int64_t>(items.size()), [&](int64_t i, int) {
     const auto k = static_cast<size_t>(i);
