@@ -38,7 +38,7 @@ struct SizeHints {
 /// Settings that all samples share.
 struct SampleSettings {
   SizeHints sizes;
-  double embedded_guidance = 1;  // see FamilySpec::embedded_guidance
+  Tensor embedded_guidance;  // f32 [], see FamilySpec::embedded_guidance
 };
 
 /// Images that media begin or end with. Immutable; thread safe.

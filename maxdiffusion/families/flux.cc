@@ -102,9 +102,9 @@ class Flux final : public Family {
     Tensor y = flux_transformer(models(kTransformer), transformer_, in);
     return {from_latent_patches(reshape(y, {x.dim(0), rows, columns, y.dim(2)})), {}};
   }
-  Conditioning extra_conditioning(Graph& g, int64_t batch, const SampleSettings& settings) const override {
+  Conditioning extra_conditioning(Graph&, int64_t batch, const SampleSettings& settings) const override {
     if (!transformer_.guidance_embeds) return {};
-    return {{kGuidance, full(g, settings.embedded_guidance, {DType::f32, {batch}})}};
+    return {{kGuidance, broadcast_to(settings.embedded_guidance, {batch})}};
   }
 
  private:

@@ -132,9 +132,9 @@ class Flux2 final : public Family {
     in.references = ReferenceImages::fields_in(c);
     return {flux2_transformer(models(kTransformer), transformer_, in), {}};
   }
-  Conditioning extra_conditioning(Graph& g, int64_t batch, const SampleSettings& settings) const override {
+  Conditioning extra_conditioning(Graph&, int64_t batch, const SampleSettings& settings) const override {
     if (!transformer_.guidance_embeds) return {};
-    return {{kGuidance, full(g, settings.embedded_guidance, {DType::f32, {batch}})}};
+    return {{kGuidance, broadcast_to(settings.embedded_guidance, {batch})}};
   }
   const ReferenceImages* reference_images() const override { return &references_; }
 

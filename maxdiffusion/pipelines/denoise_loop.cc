@@ -148,6 +148,12 @@ Array placed_as_input(const Devices& devices, const Program& program, const std:
   return std::move(placed.at(name));
 }
 
+/// f32 [].
+HostArray scalar(double value) {
+  const float v = static_cast<float>(value);
+  return HostArray::of<float>({DType::f32, {}}, {&v, 1});
+}
+
 /// Standard normal noise. A sample's noise depends only on its seed and number, not on the other samples.
 HostArray random_noise(const Shape& shape, const SampleOptions& o) {
   HostArray noise(shape);
@@ -399,6 +405,8 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
       const int64_t first = static_cast<int64_t>(group) * batch;
       HostArrays in = of_group(group);
       in["key"] = key_of_seed(o.seed), in["first"] = scalar_s32(o.first_sample + first);
+      if (steps.guided()) in["guidance_scale"] = scalar(stage.guidance);
+      if (family.spec().embedded_guidance) in["embedded_guidance"] = scalar(o.embedded_guidance);
       ArrayMap& feed = carries[group];
       if (feed.empty()) {
         in["sample"] = rows(first_samples, first, batch);

@@ -86,9 +86,9 @@ struct Guided {
   Tensor prediction, momentum;  // momentum: input of the next step, with has_momentum()
 };
 
-/// negative, positive: [B, …], predictions without and with the prompt. momentum: [B, …], of the previous step,
-/// initially zeros; absent without has_momentum().
-Guided guided(const GuidanceKeys& keys, double scale, Tensor negative, Tensor positive, Tensor momentum);
+/// scale: f32 [], guidance_scale. negative, positive: [B, …], predictions without and with the prompt. momentum: [B,
+/// …], of the previous step, initially zeros; absent without has_momentum().
+Guided guided(const GuidanceKeys& keys, Tensor scale, Tensor negative, Tensor positive, Tensor momentum);
 /// The method's final change of the guided prediction: cfg_zero returns zeros in its first cfg_zero_init_steps. step:
 /// s32 [], number of the step.
 Tensor finished(const GuidanceKeys& keys, Tensor prediction, Tensor step);

@@ -84,11 +84,11 @@ class DiffusionPipeline {
   ~DiffusionPipeline();
 
   /// Samples one request. With hires_scale above 1 it samples twice and returns the second result. With keep_loaded, a
-  /// request with the sizes, guidance, and numbers of prompts, samples and steps (with step_by_step: any number) of an
-  /// earlier one compiles and reads nothing. Equal requests give equal bits, whatever was called before. Throws
-  /// invalid_config, naming the key, before anything is computed if the model does not support the request. Later it
-  /// throws Cancelled, what `progress` throws, device if samples are not finite, and out_of_memory. The pipeline
-  /// accepts further requests after any error.
+  /// request with the sizes, guidance (its scale aside), and numbers of prompts, samples and steps (with step_by_step:
+  /// any number) of an earlier one compiles and reads nothing. Equal requests give equal bits, whatever was called
+  /// before. Throws invalid_config, naming the key, before anything is computed if the model does not support the
+  /// request. Later it throws Cancelled, what `progress` throws, device if samples are not finite, and out_of_memory.
+  /// The pipeline accepts further requests after any error.
   SampleResult generate(const SampleRequest& request);
 
   /// Replaces the LoRA files of a loaded pipeline, effective with the next request. Weights are read again; nothing is

@@ -25,7 +25,8 @@ Tensor batch_input(Graph& g, const StageGraph& steps, const std::string& name, S
   return g.input(name, shape, axis::of_batch(shape.dims.size()));
 }
 
-/// Inputs that all steps share: prompt_inputs, the shared context, with a ControlNet control_image [B, H, W, C].
+/// Inputs that all steps share: prompt_inputs, the shared context, with embedded guidance its scale, with a ControlNet
+/// control_image [B, H, W, C].
 Conditioning step_inputs(Graph& g, const StageGraph& steps) {
   Conditioning conditioning = prompt_inputs(g, steps);
   for (const auto& [name, shape] : steps.context) {
@@ -36,7 +37,9 @@ Conditioning step_inputs(Graph& g, const StageGraph& steps) {
   const SampleOptions& o = steps.options;
   const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
   conditioning.merge(steps.family.extra_conditioning(
-      g, steps.calls(), {o.size_hints.value_or(SizeHints{whole, {0, 0}, whole}), o.embedded_guidance}));
+      g, steps.calls(),
+      {o.size_hints.value_or(SizeHints{whole, {0, 0}, whole}),
+       steps.family.spec().embedded_guidance ? g.input("embedded_guidance", {DType::f32, {}}) : Tensor()}));
   if (o.control) {
     Tensor image = batch_input(g, steps, "control_image", o.control->image.shape());
     conditioning["control_image"] = concatenate(std::vector<Tensor>(static_cast<size_t>(steps.parts()), image), 0);
@@ -56,10 +59,12 @@ Tensor part(const StageGraph& steps, Tensor all, int64_t i) {
   return slice_axis(all, 0, i * steps.batch, (i + 1) * steps.batch);
 }
 
-/// The model and guidance of one step. row: of the scheduler's table; time: f32 []; number: s32 []; control_scale: f32
+/// The model and guidance of one step. row: of the scheduler's table; time: f32 []; number: s32 [];
+/// guidance_scale: f32 [], absent without guidance; control_scale: f32
 /// [] or absent; momentum: of guidance, replaced by the next step's.
 DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Conditioning& conditioning, Tensor sample,
-                         Tensor row, Tensor time, Tensor number, Tensor control_scale, Tensor* momentum = nullptr) {
+                         Tensor row, Tensor time, Tensor number, Tensor guidance_scale, Tensor control_scale,
+                         Tensor* momentum = nullptr) {
   DenoisingStep g;
   g.sample = sample;
   auto run = [=, &steps](bool all, PredictOptions options) {
@@ -79,11 +84,11 @@ DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Co
     return p;
   };
   /// negative, away: may be absent.
-  auto guide = [&steps, number, momentum](Tensor negative, Tensor positive, Tensor away) {
+  auto guide = [&steps, number, guidance_scale, momentum](Tensor negative, Tensor positive, Tensor away) {
     Tensor prediction = positive;
     if (negative) {
       const Guided sum =
-          guided(steps.options.guidance, steps.stage.guidance, negative, positive, momentum ? *momentum : Tensor());
+          guided(steps.options.guidance, guidance_scale, negative, positive, momentum ? *momentum : Tensor());
       if (momentum && sum.momentum) *momentum = sum.momentum;
       prediction = sum.prediction;
     }
@@ -108,6 +113,10 @@ DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Co
     return guide(steps.guided() ? part(steps, all, 0) : Tensor(), positive, away);
   };
   return g;
+}
+
+Tensor guidance_input(Graph& g, const StageGraph& steps) {
+  return steps.guided() ? g.input("guidance_scale", {DType::f32, {}}) : Tensor();
 }
 
 /// Names of the arrays that a step passes to the next: the sample and the scheduler's history, then in guided steps the
@@ -177,6 +186,7 @@ void build_steps(Graph& g, const ScopeOf& scope, const StageGraph& steps, int64_
     conditioning.merge(steps.family.prompt_cache(steps.models(scope, g), conditioning));
   Tensor scales;
   if (o.control) scales = g.input("scales", {DType::f32, {count}});
+  const Tensor guidance_scale = guidance_input(g, steps);
   const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at_step(g.input("first", {DType::s32, {}}));
   const Tensor rows = g.input("rows", {DType::f32, {count, steps.columns}}), start = g.input("start", {DType::s32, {}}),
                timesteps = g.input("timesteps", {DType::f32, {count}});
@@ -195,7 +205,7 @@ void build_steps(Graph& g, const ScopeOf& scope, const StageGraph& steps, int64_
     if (has_momentum) history.pop_back();
     const DenoisingStep one =
         step_graph(steps, steps.models(scope, step.body()), conditioning, c[0], row, step.slice(timesteps), number,
-                   scales ? step.slice(scales) : Tensor(), &momentum);
+                   guidance_scale, scales ? step.slice(scales) : Tensor(), &momentum);
     const Tensor all = one.predict(true), prediction = one.combine(all);
     std::vector<Tensor> next = steps.scheduler.step(prediction, c[0], row, history, rng.at_step(number).for_("step"));
     if (renoise) next[0] = next[0] + (part(steps, all, 0) - prediction) * step.slice(renoise);
@@ -225,7 +235,8 @@ void build_cached_step(Graph& g, const ScopeOf& scope, const StageGraph& steps, 
     return g.input(fmt::format("kept{}", i), cached[i], axis::of_batch(cached[i].dims.size()));
   };
   for (size_t i = 0; reused && i < cached.size(); ++i) arrays.push_back(input_of(i));
-  const DenoisingStep one = step_graph(steps, steps.models(scope, g), conditioning, carry[0], row, time, start, scale);
+  const DenoisingStep one = step_graph(steps, steps.models(scope, g), conditioning, carry[0], row, time, start,
+                                       guidance_input(g, steps), scale);
   const Tensor prediction =
       reused ? cache.reuse(one, arrays, g.input("factors", {DType::f32, {2}})) : cache.compute(one, arrays);
   std::vector<Tensor> next = steps.scheduler.step(prediction, carry[0], row, {carry.begin() + 1, carry.end()},

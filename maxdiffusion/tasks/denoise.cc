@@ -121,7 +121,8 @@ Tensor DenoiseTask::sample_losses(const Models& models, const Feed& feed, Rng rn
     for (const Field& field : family->spec().size_conditioning) conditioning[field.name] = all.at(field.name);
   const MediaSize s = conditioning_size.value_or(size);
   const std::array<int64_t, 2> whole = {s.height, s.width};
-  conditioning.merge(family->extra_conditioning(x0.graph(), b, {{whole, {0, 0}, whole}, guidance}));
+  conditioning.merge(
+      family->extra_conditioning(x0.graph(), b, {{whole, {0, 0}, whole}, constant(x0.graph(), guidance, DType::f32)}));
   if (images)
     for (const Field& field : family->image_conditioning()->fields(size)) conditioning[field.name] = all.at(field.name);
   for (int64_t i = 0; i < references; ++i) {

@@ -74,7 +74,8 @@ TEST(FamilySpec, OfEveryPipelineIsWhatItsFunctionsTakeAndReturn) {
 
     const int64_t side = std::max<int64_t>(spec.size_multiple(), 8);
     const MediaSize size{side, side, spec.autoencoder->frame_scale > 0 ? spec.autoencoder->frame_scale + 1 : 1};
-    Conditioning extra = family->extra_conditioning(g, kBatch, {{{{side, side}}, {{0, 0}}, {{side, side}}}, 3.5});
+    Conditioning extra = family->extra_conditioning(
+        g, kBatch, {{{{side, side}}, {{0, 0}}, {{side, side}}}, constant(g, 3.5, DType::f32)});
     for (const auto& [name, x] : extra) EXPECT_EQ(x.dim(0), kBatch) << name;
     conditioning.merge(extra);  // rest: the spec's fields and embedded guidance
     for (const Field& f : spec.size_conditioning)

@@ -51,7 +51,7 @@ TEST(Guidance, IsThatOfTheGuidersOfDiffusers) {
       Graph g(one_device().graph_options());
       Tensor negative = g.input("negative", shape), positive = g.input("positive", shape),
              before = g.input("momentum", shape), number = g.input("step", {DType::s32, {}});
-      const Guided out = guided(keys, r["scale"], negative, positive, before);
+      const Guided out = guided(keys, constant(g, r["scale"], DType::f32), negative, positive, before);
       g.output("prediction", finished(keys, out.prediction, number));
       EXPECT_EQ(static_cast<bool>(out.momentum), keys.has_momentum());
       if (out.momentum) g.output("next", out.momentum);

@@ -79,6 +79,22 @@ class LoadedPipeline : public testing::Test {
   SampleRequest request;
 };
 
+TEST_F(LoadedPipeline, CompilesNothingForAnotherGuidanceScale) {
+  for (const std::string& folder : {kSd, kFlux}) {  // of classifier-free guidance; of the denoiser's input
+    auto at = [&](double scale) {
+      request.guidance_scale = scale;
+      return request;
+    };
+    DiffusionPipeline pipeline = DiffusionPipeline::load(folder, options);
+    const SampleResult weak = pipeline.generate(at(2));
+    const int before = compiled;
+    const SampleResult strong = pipeline.generate(at(9));
+    EXPECT_EQ(compiled, before) << folder;
+    EXPECT_FALSE(same(weak.latents, strong.latents)) << folder;
+    EXPECT_TRUE(same(DiffusionPipeline::load(folder, options).generate(at(9)).latents, strong.latents)) << folder;
+  }
+}
+
 TEST_F(LoadedPipeline, CompilesAndReadsNothingForASecondRequestOfTheSameSizes) {
   std::filesystem::copy(kSd, t / "model", std::filesystem::copy_options::recursive);
   DiffusionPipeline pipeline = DiffusionPipeline::load(t / "model", options);

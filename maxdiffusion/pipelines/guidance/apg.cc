@@ -5,7 +5,7 @@
 namespace md {
 namespace {
 
-Guided combine(const GuidanceKeys& keys, double scale, Tensor negative, Tensor positive, Tensor momentum) {
+Guided combine(const GuidanceKeys& keys, Tensor scale, Tensor negative, Tensor positive, Tensor momentum) {
   Tensor difference = positive - negative, momentum_out;
   if (keys.has_momentum()) momentum_out = difference = difference + momentum * keys.apg_momentum;
   if (keys.apg_norm_threshold > 0) {
@@ -15,7 +15,7 @@ Guided combine(const GuidanceKeys& keys, double scale, Tensor negative, Tensor p
   }
   // The part parallel to the prediction with the prompt.
   Tensor parallel = positive * (total_of_sample(difference * positive) / total_of_sample(square(positive)));
-  return {negative + (difference + parallel * (keys.apg_eta - 1)) * scale, momentum_out};
+  return {negative + scaled(difference + parallel * (keys.apg_eta - 1), scale), momentum_out};
 }
 
 }  // namespace

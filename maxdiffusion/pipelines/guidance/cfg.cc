@@ -4,8 +4,8 @@
 namespace md {
 
 GuidanceMethod cfg_guidance() {
-  return {.name = "cfg", .combine = [](const GuidanceKeys&, double scale, Tensor negative, Tensor positive, Tensor) {
-            return Guided{negative + (positive - negative) * scale, {}};
+  return {.name = "cfg", .combine = [](const GuidanceKeys&, Tensor scale, Tensor negative, Tensor positive, Tensor) {
+            return Guided{negative + scaled(positive - negative, scale), {}};
           }};
 }
 

@@ -6,7 +6,7 @@
 namespace md {
 
 GuidanceMethod cfg_pp_guidance() {
-  return {.name = "cfg_pp", .combine = [](const GuidanceKeys& keys, double, Tensor negative, Tensor positive, Tensor) {
+  return {.name = "cfg_pp", .combine = [](const GuidanceKeys& keys, Tensor, Tensor negative, Tensor positive, Tensor) {
             return Guided{negative + (positive - negative) * keys.cfg_pp_lambda, {}};
           }};
 }

@@ -6,10 +6,9 @@
 namespace md {
 namespace {
 
-Guided combine(const GuidanceKeys&, double scale, Tensor negative, Tensor positive, Tensor) {
+Guided combine(const GuidanceKeys&, Tensor scale, Tensor negative, Tensor positive, Tensor) {
   Tensor fitted = negative * (total_of_sample(positive * negative) / (total_of_sample(square(negative)) + 1e-8));
-  Tensor sum = fitted + (positive - fitted) * scale;
-  return {sum, {}};
+  return {fitted + scaled(positive - fitted, scale), {}};
 }
 
 Tensor finish(const GuidanceKeys& keys, Tensor prediction, Tensor step) {

@@ -9,7 +9,7 @@ namespace md {
 struct GuidanceMethod {
   const char* name;
   /// Like guided().
-  Guided (*combine)(const GuidanceKeys&, double scale, Tensor negative, Tensor positive, Tensor momentum);
+  Guided (*combine)(const GuidanceKeys&, Tensor scale, Tensor negative, Tensor positive, Tensor momentum);
   /// Like finished(); null: the prediction is unchanged.
   Tensor (*finish)(const GuidanceKeys&, Tensor prediction, Tensor step) = nullptr;
 };
@@ -18,6 +18,8 @@ struct GuidanceMethod {
 inline int64_t step_at(double part, int64_t steps) { return static_cast<int64_t>(part * static_cast<double>(steps)); }
 /// All axes but the first.
 Axes axes_of_sample(Tensor x);
+/// x · scale; scale: f32 [].
+Tensor scaled(Tensor x, Tensor scale);
 /// Sum over these axes, kept as axes of size 1.
 Tensor total_of_sample(Tensor x);
 

@@ -6,6 +6,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/families/family_spec.h"
 #include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/pipelines/guidance/method.h"
 
 #define GUIDANCE_METHODS(X) \
@@ -68,7 +69,7 @@ void GuidanceKeys::validate() const {
         "freeu is [{}]; expected four numbers, s1, s2, b1 and b2, as in [0.9, 0.2, 1.5, 1.6]", fmt::join(freeu, ", "));
 }
 
-Guided guided(const GuidanceKeys& keys, double scale, Tensor negative, Tensor positive, Tensor momentum) {
+Guided guided(const GuidanceKeys& keys, Tensor scale, Tensor negative, Tensor positive, Tensor momentum) {
   return method_of(keys).combine(keys, scale, negative, positive, momentum);
 }
 
@@ -82,6 +83,8 @@ Axes axes_of_sample(Tensor x) {
   for (int64_t i = 1; i < x.rank(); ++i) axes.push_back(i);
   return axes;
 }
+
+Tensor scaled(Tensor x, Tensor scale) { return x * broadcast_to(cast(scale, x.dtype()), x.dims()); }
 
 Tensor total_of_sample(Tensor x) { return sum(x, axes_of_sample(x), true); }
 
