@@ -1,5 +1,7 @@
 #include "maxdiffusion/base/host_memory.h"
 
+#include <fmt/core.h>
+
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -81,5 +83,10 @@ Memory memory() {
 int64_t memory_limit() { return memory().limit; }
 int64_t free_memory() { return memory().free; }
 int64_t status_bytes(const std::string& field) { return number_after("/proc/self/status", field + ":") * 1024; }
+
+std::string bytes_text(int64_t bytes) {
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  return mib < 1024 ? fmt::format("{:.1f} MiB", mib) : fmt::format("{:.2f} GiB", mib / 1024);
+}
 
 }  // namespace md

@@ -1,4 +1,4 @@
-// Limits and use of the host's memory.
+// Limits and use of the host's memory, and sizes of memory as text.
 #pragma once
 
 #include <cstdint>
@@ -12,5 +12,7 @@ int64_t memory_limit();
 int64_t free_memory();
 /// A field of /proc/self/status that is given in kB ("VmRSS", "VmHWM", "VmSize"), in bytes; 0 if it is missing.
 int64_t status_bytes(const std::string& field);
+/// "512.0 MiB", "13.75 GiB".
+std::string bytes_text(int64_t bytes);
 
 }  // namespace md

@@ -27,11 +27,6 @@ void continue_in_child_process() {
        WTERMSIG(status), strsignal(WTERMSIG(status)));
 }
 
-std::string size(int64_t bytes) {
-  const double mib = static_cast<double>(bytes) / (1 << 20);
-  return mib < 1024 ? fmt::format("{:.1f} MiB", mib) : fmt::format("{:.2f} GiB", mib / 1024);
-}
-
 namespace {
 
 /// Checks that keys of GPUs and of TPUs agree with `hardware`.
@@ -135,8 +130,8 @@ AheadOfTime CompiledSteps::compile(size_t i) const {
 void CompiledSteps::check_fits(size_t i, const AheadOfTime& ahead) const {
   const auto& limit = place.memory;
   check(!ahead.memory || !limit || ahead.memory->peak() <= *limit, Code::out_of_memory,
-        "{} takes {} on each device, which has {}", what(i), size(ahead.memory ? ahead.memory->peak() : 0),
-        size(limit.value_or(0)));
+        "{} takes {} on each device, which has {}", what(i), bytes_text(ahead.memory ? ahead.memory->peak() : 0),
+        bytes_text(limit.value_or(0)));
 }
 
 void print_report(const CompiledSteps& steps, const AheadOfTime& ahead, double flops) {
@@ -148,9 +143,10 @@ void print_report(const CompiledSteps& steps, const AheadOfTime& ahead, double f
   if (ahead.memory) {
     const MemoryPlan& m = *ahead.memory;
     fmt::print("on each device: arguments {}, outputs {} (in the arguments' place {}), temporary {}, code {}\n",
-               size(m.arguments), size(m.outputs), size(m.aliased), size(m.temporary), size(m.code));
-    if (m.host > 0) fmt::print("in the host's memory for each device: {}\n", size(m.host));
-    fmt::print("together {}{}\n", size(m.peak()), p.memory ? fmt::format(" of {}", size(*p.memory)) : "");
+               bytes_text(m.arguments), bytes_text(m.outputs), bytes_text(m.aliased), bytes_text(m.temporary),
+               bytes_text(m.code));
+    if (m.host > 0) fmt::print("in the host's memory for each device: {}\n", bytes_text(m.host));
+    fmt::print("together {}{}\n", bytes_text(m.peak()), p.memory ? fmt::format(" of {}", bytes_text(*p.memory)) : "");
   }
   fmt::print("work of a step: {:.4f} TFLOP on each device by the products of the model",
              flops / static_cast<double>(p.count()) / 1e12);
@@ -158,7 +154,7 @@ void print_report(const CompiledSteps& steps, const AheadOfTime& ahead, double f
   fmt::print("\n");
   if (ahead.bytes_accessed && ahead.estimated_seconds.value_or(0) > 0)
     fmt::print("by the compiler's count {} read and written, {:.3f} ms; loops as one trip\n",
-               size(static_cast<int64_t>(*ahead.bytes_accessed)), *ahead.estimated_seconds * 1e3);
+               bytes_text(static_cast<int64_t>(*ahead.bytes_accessed)), *ahead.estimated_seconds * 1e3);
   if (!ahead.products.empty()) {
     std::string products;
     for (const auto& [types, n] : ahead.products)
@@ -172,7 +168,7 @@ void print_report(const CompiledSteps& steps, const AheadOfTime& ahead, double f
     double bytes = 0;
     for (const pjrt::Turned& t : ahead.turned) bytes += static_cast<double>(t.bytes) * t.times;
     fmt::print("arrays whose axes are put into another order in memory: {}, {}\n", ahead.turned.size(),
-               size(static_cast<int64_t>(bytes)));
+               bytes_text(static_cast<int64_t>(bytes)));
   }
   if (!ahead.cache_file.empty()) fmt::print("kept for such devices: {}\n", ahead.cache_file);
   for (const auto& [target, calls] : ahead.custom_calls)

@@ -16,9 +16,6 @@ namespace md {
 /// support; the parent then reports an error (device).
 void continue_in_child_process();
 
-/// Bytes as MiB or GiB.
-std::string size(int64_t bytes);
-
 /// Where the step runs: a topology, or the devices of this machine.
 struct Place {
   std::unique_ptr<pjrt::Topology> topology;  // null: `devices`

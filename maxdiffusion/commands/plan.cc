@@ -1,5 +1,6 @@
 // `plan`: the memory and time of a training step, and which keys make it fit.
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_memory.h"
 #include "maxdiffusion/base/split_at_commas.h"
 #include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/commands/compiled_steps.h"
@@ -54,10 +55,10 @@ void print_parts(const StateBytes& h, const MemoryPlan& m) {
   const int64_t named = h.trained + h.frozen + h.moments + h.copies + h.averages + h.batch;
   fmt::print(
       "arguments: weights {} trained and {} frozen, moments {}, f32 copies {}, averages {}, batch {}, padding {}\n",
-      size(h.trained), size(h.frozen), size(h.moments), size(h.copies), size(h.averages), size(h.batch),
-      size(std::max<int64_t>(0, m.arguments - named)));
-  fmt::print("temporary: gradients {}, activations and all else {}\n", size(h.gradients),
-             size(std::max<int64_t>(0, m.temporary - h.gradients)));
+      bytes_text(h.trained), bytes_text(h.frozen), bytes_text(h.moments), bytes_text(h.copies), bytes_text(h.averages),
+      bytes_text(h.batch), bytes_text(std::max<int64_t>(0, m.arguments - named)));
+  fmt::print("temporary: gradients {}, activations and all else {}\n", bytes_text(h.gradients),
+             bytes_text(std::max<int64_t>(0, m.temporary - h.gradients)));
 }
 
 /// Prints the cost of the run around the step: checkpoints, and encoding a dataset.
@@ -69,12 +70,13 @@ void print_beside(const StateBytes& h, const CompiledSteps& steps, const StepGra
       "saving a checkpoint: of {} on each device, {} of the host's memory at a time; all of them where they are free, "
       "to "
       "write while training continues\n",
-      size(state), size(largest));
+      bytes_text(state), bytes_text(largest));
   const int64_t batch = steps.models.options().keys.encoder_batch_size;
   if (steps.encodes)
-    fmt::print("encoding a data set: {} of memory at a time in addition to the autoencoder{}\n",
-               batch > 0 ? fmt::format("{} samples", batch) : size(ModelComponents::encoder_bytes(state + h.frozen)),
-               batch > 0 ? "" : ", or what one sample takes");
+    fmt::print(
+        "encoding a data set: {} of memory at a time in addition to the autoencoder{}\n",
+        batch > 0 ? fmt::format("{} samples", batch) : bytes_text(ModelComponents::encoder_bytes(state + h.frozen)),
+        batch > 0 ? "" : ", or what one sample takes");
 }
 
 /// Seconds for one kind of collective on all devices at once. Rings: gathered bytes pass each device once, reduced ones
@@ -147,7 +149,7 @@ void try_changes(const TrainingRequest& r, const Place& place, Error& e) {
   const bool offloads = place.mesh_devices.platform != "cpu";
   for (const MemorySuggestion& change : memory_suggestions(memory_keys(r), place.mesh, !samples(r), offloads)) try {
       const int64_t most = compiled_peak(CompiledSteps(changed(r, change.keys)), true);
-      fmt::print("with {}: it fits, {} on each device\n", change.words, size(most));
+      fmt::print("with {}: it fits, {} on each device\n", change.words, bytes_text(most));
       e.note(fmt::format("try: {}", change.words));
       return;
     } catch (const Error& refused) {
@@ -216,10 +218,10 @@ void plan_fit(const TrainingRequest& r, const std::vector<std::string>& sizes) {
       MemoryKeys keys = memory_keys(r);
       for (size_t i : set) changes[i].apply(keys);
       n = compiled_peak(CompiledSteps(changed(r, keys)), false);
-      fmt::print("{} on each device", size(*n));
+      fmt::print("{} on each device", bytes_text(*n));
       const auto before = set.empty() ? compiled.end() : compiled.find({set.begin(), set.end() - 1});
       if (before != compiled.end() && before->second.value_or(kMoreThanADevice) != kMoreThanADevice)
-        fmt::print("; {} saves {}", words_of(changes[set.back()].settings), size(*before->second - *n));
+        fmt::print("; {} saves {}", words_of(changes[set.back()].settings), bytes_text(*before->second - *n));
       fmt::print("\n");
     } catch (const Error& e) {
       if (e.code() == Code::out_of_memory) n = kMoreThanADevice;
@@ -236,13 +238,14 @@ void plan_fit(const TrainingRequest& r, const std::vector<std::string>& sizes) {
       int64_t least = kMoreThanADevice;
       for (const MemoryTrial& t : fit.trials) least = std::min(least, t.need.value_or(least));
       missed += fmt::format("{}fit={}: no combination takes at most {}{}", missed.empty() ? "" : "; ", sizes[i],
-                            size(limits[i]), least == kMoreThanADevice ? "" : "; the smallest takes " + size(least));
+                            bytes_text(limits[i]),
+                            least == kMoreThanADevice ? "" : "; the smallest takes " + bytes_text(least));
       continue;
     }
     double slower = 1;
     for (size_t c : fit.best->changes) slower *= 1 + changes[c].cost;
     fmt::print("# fit={}: {} of {} on each device, steps of about {:.0f} % of the time as configured\n", sizes[i],
-               size(*fit.best->need), size(limits[i]), 100 * slower);
+               bytes_text(*fit.best->need), bytes_text(limits[i]), 100 * slower);
     for (const auto& [key, value] : settings_of(changes, fit.best->changes)) fmt::print("{}: {}\n", key, value);
   }
   if (!missed.empty()) throw Error(Code::out_of_memory, missed).note("try: more devices, or a smaller model or size");

@@ -10,6 +10,7 @@
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/replaced.h"
 
 namespace md {
 namespace {
@@ -127,12 +128,6 @@ void parse_comfyui(const std::string& s, double weight, std::vector<WeightedText
       if (const auto number = number_in(x.substr(colon + 1))) inner_weight = *number, x.resize(colon);
     parse_comfyui(x, inner_weight, out, depth + 1);
   }
-}
-
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  for (size_t at = 0; (at = text.find(from, at)) != std::string::npos; at += to.size())
-    text.replace(at, from.size(), to);
-  return text;
 }
 
 /// Tokens of a text without start and end.

@@ -112,7 +112,7 @@ void Recorder::push(int64_t step, const Devices& devices, const ArrayMap& metric
   Scalars values = known;
   if (impl_->options.config.write_metrics) {
     const MemoryUse memory = memory_use(devices);
-    values[kHostMemory] = static_cast<double>(memory.host_now);
+    values[kHostMemory] = static_cast<double>(memory.host);
     if (memory.device_peak) values[kDevicePeakMemory] = static_cast<double>(*memory.device_peak);
   }
   push(step, std::move(pending), values);

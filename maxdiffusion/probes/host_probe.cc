@@ -47,11 +47,6 @@ using nlohmann::json;
 
 constexpr int64_t kGib = int64_t{1} << 30;
 
-std::string bytes_text(int64_t bytes) {
-  const double mib = static_cast<double>(bytes) / (1 << 20);
-  return mib < 1024 ? fmt::format("{:.0f} MiB", mib) : fmt::format("{:.1f} GiB", mib / 1024);
-}
-
 int64_t usable_cores() {
   cpu_set_t set;
   CPU_ZERO(&set);

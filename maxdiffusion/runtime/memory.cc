@@ -11,7 +11,7 @@ extern "C" [[gnu::weak]] void MallocExtension_ReleaseFreeMemory();
 namespace md {
 
 MemoryUse memory_use(const Devices& devices) {
-  MemoryUse use{.host_now = status_bytes("VmRSS"), .host_peak = status_bytes("VmHWM")};
+  MemoryUse use{.host = status_bytes("VmRSS")};
   const int first = devices.mesh().device_ids()[static_cast<size_t>(devices.local().front())];
   if (auto m = devices.client().memory(first)) {
     use.device_now = m->in_use;

@@ -8,10 +8,10 @@
 
 namespace md {
 
-/// Bytes. `host_*` are this process's resident memory (on CPU including arrays); `device_*` come from the allocator of
+/// Bytes. `host` is this process's resident memory (on CPU including arrays); `device_*` come from the allocator of
 /// the first device of this process, if the plugin reports them.
 struct MemoryUse {
-  int64_t host_now = 0, host_peak = 0;
+  int64_t host = 0;
   std::optional<int64_t> device_now, device_peak, device_limit;
 };
 MemoryUse memory_use(const Devices& devices);

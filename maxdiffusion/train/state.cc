@@ -315,8 +315,6 @@ std::function<NamedShards()> fetch_all(const Devices& devices, const std::map<st
   };
 }
 
-std::string in_gib(int64_t bytes) { return fmt::format("{:.2f} GiB", static_cast<double>(bytes) / (1 << 30)); }
-
 int64_t bytes_of(const NamedShards& shards) {
   int64_t bytes = 0;
   for (const auto& [name, a] : shards)
@@ -482,15 +480,15 @@ void StateSaver::warn_if_short_of_space(const TrainState& state) const {
         "checkpoint: writing one takes up to {} of host memory in addition to the step's {}, and {} are free; a "
         "smaller "
         "per_device_batch_size leaves more",
-        in_gib(largest), in_gib(step_bytes_), in_gib(free));
+        bytes_text(largest), bytes_text(step_bytes_), bytes_text(free));
   std::error_code ec;
   const std::string dir = local_cache_path(checkpoint_dir_);
   std::filesystem::path existing = std::filesystem::absolute(dir);
   while (!exists(existing) && existing.has_relative_path()) existing = existing.parent_path();
   const auto space = std::filesystem::space(existing, ec);
   if (!ec && space.available < static_cast<uint64_t>(all))
-    log_warning("checkpoint: it takes {}, and '{}' has {} free", in_gib(all), dir,
-                in_gib(static_cast<int64_t>(space.available)));
+    log_warning("checkpoint: it takes {}, and '{}' has {} free", bytes_text(all), dir,
+                bytes_text(static_cast<int64_t>(space.available)));
 }
 
 void StateSaver::save(const TrainState& state, int64_t at, Position position) {
@@ -504,7 +502,7 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
     log_info(
         "checkpoints pause training while they are written: a copy of the state takes {} of host memory in addition to "
         "the step's {}, and {} are free",
-        in_gib(bytes), in_gib(step_bytes_), in_gib(free));
+        bytes_text(bytes), bytes_text(step_bytes_), bytes_text(free));
   std::function<NamedShards()> values = [in_place] { return in_place; };
   if (copied) values = fetch_all(devices_, arrays);
   writer_.save(at, [values = std::move(values), info = info_of(at, position, seed_), at, this] {

@@ -104,7 +104,8 @@ TEST(Doctor, NamesADiskThatIsFull) {
   if (shell("unshare -rm sh -c '" + mount + "true'").status != 0) return;
   const Outcome o = shell("unshare -rm sh -c '" + mount + "head -c 1m /dev/zero >" + t / "all; " + kDoctor +
                           "output_dir=" + t.path() + "'");
-  expect_error(o, "outputs", "No space left on device; 0 MiB are free", "which shows what uses it; or output_dir=", 4);
+  expect_error(o, "outputs", "No space left on device; 0.0 MiB are free",
+               "which shows what uses it; or output_dir=", 4);
 }
 
 TEST(Doctor, SaysWhatAConfigTakes) {

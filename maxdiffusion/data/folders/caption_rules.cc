@@ -3,6 +3,7 @@
 #include <cmath>
 #include <vector>
 
+#include "maxdiffusion/base/replaced.h"
 #include "maxdiffusion/data/folders/dynamic_prompts.h"
 #include "maxdiffusion/data/records/kinds.h"
 #include "maxdiffusion/data/records/shuffle.h"
@@ -24,11 +25,6 @@ std::vector<std::string> split(const std::string& text, const std::string& separ
     if (end == text.npos) return parts;
     begin = end + separator.size();
   }
-}
-
-std::string replaced(std::string text, const std::string& from, const std::string& to) {
-  for (size_t at = 0; (at = text.find(from, at)) != text.npos; at += to.size()) text.replace(at, from.size(), to);
-  return text;
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
