@@ -339,13 +339,16 @@ md_tests(cli DEVICE PLAIN_PROGRAMS USES data SHARDS 6 COST 60
 # What `maxdiffusion accelerator_check` runs on a device: records compared with the CPU, collectives, random numbers, attention,
 # goldens. It starts without the build's folder, with its goldens where MD_TEST_GOLDENS says; no path of the sources is
 # in it.
-set(of_other_tests tests/golden/models_test.cc tests/golden/flux_transformer_test.cc
-                   tests/golden/wan_transformer_test.cc tests/golden/qwen_image_test.cc tests/autodiff/random_test.cc)
+# tools/package.py reads this list: these goldens are packaged.
+set(goldens_on_device models_test flux_transformer_test wan_transformer_test qwen_image_test z_image_test decoder_test)
+list(TRANSFORM goldens_on_device REPLACE "(.+)" "tests/golden/\\1.cc" OUTPUT_VARIABLE of_other_tests)
+list(APPEND of_other_tests tests/autodiff/random_test.cc)
+list(JOIN goldens_on_device "|" goldens_on_device)
 set(short_paths -fmacro-prefix-map=${CMAKE_SOURCE_DIR}/=)
 set_source_files_properties(${of_other_tests} PROPERTIES COMPILE_OPTIONS ${short_paths})
 file(GLOB device_sources CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/tests/device/*.cc)
 add_executable(device_tests EXCLUDE_FROM_ALL ${device_sources} ${CMAKE_SOURCE_DIR}/tests/golden/model_case.cc
-  "$<FILTER:$<TARGET_OBJECTS:golden_tests>,INCLUDE,/(models_test|flux_transformer_test|wan_transformer_test|qwen_image_test).cc>"
+  "$<FILTER:$<TARGET_OBJECTS:golden_tests>,INCLUDE,/(${goldens_on_device}).cc>"
   "$<FILTER:$<TARGET_OBJECTS:autodiff_tests>,INCLUDE,/random_test.cc>")
 target_link_libraries(device_tests PRIVATE md_models md_autodiff md_runtime md_checkpoint GTest::gtest_main)
 target_compile_options(device_tests PRIVATE $<$<CONFIG:Release>:-O0> ${short_paths})

@@ -48,7 +48,6 @@ FONTS = {'DejaVuSans.ttf': '/usr/share/fonts/truetype/dejavu/DejaVuSans.ttf',
          'emoji-test.txt': '/usr/share/unicode/emoji/emoji-test.txt'}
 # Files that `accelerator_check` needs: its helper programs, and their inputs.
 TOOLS = ('device_tests', 'random_weights')
-TESTS_OF_GOLDENS = ('models_test.cc', 'flux_transformer_test.cc', 'wan_transformer_test.cc', 'qwen_image_test.cc')
 LIBRARIES = 'lib/maxdiffusion/'
 SHARE = 'share/maxdiffusion/'
 # Python packages that a GPU or a TPU needs in addition to the plugin; cmake/wheels_*.txt pin their versions.
@@ -309,8 +308,10 @@ class Package:
                 for model in json.load(f)['models']:
                     self.add_shared(*(f'tests/golden/full/{part}.json' for part in model.get('parts', {}).values()))
         goldens, tests = os.path.join(self.source, 'tests/golden'), ''
-        for name in TESTS_OF_GOLDENS:
-            with open(os.path.join(goldens, name)) as f:
+        with open(os.path.join(self.source, 'cmake/modules.cmake')) as f:
+            names = re.search(r'set\(goldens_on_device (.+)\)', f.read()).group(1).split()
+        for name in names:
+            with open(os.path.join(goldens, name + '.cc')) as f:
                 tests += f.read()
         for name in os.listdir(goldens):
             folder = os.path.join(goldens, name)
