@@ -222,7 +222,7 @@ md_module(optim USES ops)
 md_module(media USES storage EXCLUDE libav LIBRARIES PNG::PNG JPEG::JPEG PkgConfig::WEBP PkgConfig::FREETYPE
           PkgConfig::ZLIB)
 md_module(tokenizers USES base LIBRARIES PkgConfig::ICU PkgConfig::ZLIB protobuf::libprotobuf)
-md_module(data USES mesh media EXCLUDE records/arrow LIBRARIES PkgConfig::HARFBUZZ protobuf::libprotobuf highwayhash)
+md_module(data USES mesh media config EXCLUDE records/arrow LIBRARIES PkgConfig::HARFBUZZ protobuf::libprotobuf highwayhash)
 # Libraries that are opened when first needed, since what they link is large: md_arrow reads Parquet and Arrow files,
 # md_remote reads and writes gs:// and s3:// locations, md_video reads and writes videos, md_http downloads, md_listen
 # is the server's HTTP.

@@ -8,7 +8,7 @@
 
 namespace md {
 
-/// Throws nlohmann::json::parse_error, with the position.
+/// Throws nlohmann::json::parse_error, with the position, or out_of_range for a number beyond a double.
 nlohmann::json parse_json(std::string_view text);
 /// Returns a value that is_discarded() if the text is not JSON.
 nlohmann::json parse_json_or_discard(std::string_view text);

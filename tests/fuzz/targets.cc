@@ -15,6 +15,7 @@
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/shard_files.h"
 #include "maxdiffusion/checkpoint/weights.h"
+#include "maxdiffusion/data/folders/dataset_file.h"
 #include "maxdiffusion/data/images/prepare.h"
 #include "maxdiffusion/data/records/image_folder.h"
 #include "maxdiffusion/data/records/open_source.h"
@@ -99,6 +100,23 @@ FuzzTarget records(const std::string& format, int64_t count, const std::string& 
               const auto next = stream.next();
               if (next.epoch > 0) break;
               next.read();
+            }
+          }};
+}
+
+/// Reads a dataset file and lists its folder 'a', of one image.
+FuzzTarget dataset_file(const std::string& format, int64_t count, const std::string& file, const std::string& seed) {
+  return {"dataset file of " + format, count, {seed}, [=](const std::string& bytes, const std::string& folder) {
+            make_folders(folder + "/a");
+            put(folder + "/a/1.png", "x");
+            put(folder + "/a/1.txt", "a heart, {red|blue}, big\n");
+            DatasetFile d = read_dataset_file(put(folder + "/" + file, bytes), "", {});
+            // Damaged paths would list other folders of this machine.
+            for (DataFolder& f : d.folders) f.folder = folder + "/a", f.metadata.clear(), f.masks.clear();
+            const DataFolders all(d.name, d.folders);
+            for (int64_t i = 0; i < all.size(); ++i) {
+              const DataFolder& f = all.folders()[static_cast<size_t>(all.folder(i))];
+              applied(f.captions, all.caption(i), 7, f.where);
             }
           }};
 }
@@ -298,6 +316,23 @@ std::vector<FuzzTarget> fuzz_targets() {
                      list_image_folder(folder, {});
                    }});
   }
+  all.push_back(dataset_file("kohya", 4000, "d.toml",
+                             "[general]\nshuffle_caption = true\ncaption_extension = '.txt'\nkeep_tokens = 1\n"
+                             "[[datasets]]\nresolution = [64, 48]\nbatch_size = 2\nenable_bucket = true\n"
+                             "[[datasets.subsets]]\nimage_dir = 'a'\nnum_repeats = 3\nis_reg = false\n"
+                             "caption_prefix = 'x'\nenable_wildcard = true\ncaption_tag_dropout_rate = 0.5\n"));
+  all.push_back(dataset_file("musubi-tuner", 4000, "d.toml",
+                             "[general]\nresolution = 64\n[[datasets]]\nimage_directory = 'a'\nnum_repeats = 2\n"
+                             "caption_extension = '.txt'\nbatch_size = 1\n"));
+  all.push_back(
+      dataset_file("SimpleTuner", 4000, "d.json",
+                   R"([{"id": "x", "type": "local", "instance_data_dir": "a", "resolution": 1, )"
+                   R"("resolution_type": "area", "repeats": 2, "caption_strategy": "textfile", "crop": true, )"
+                   R"("caption_shuffle": {"enable": true, "split_on": "comma", "position_start": 1}}])"));
+  all.push_back(dataset_file("ai-toolkit", 4000, "d.yaml",
+                             "config:\n  process:\n  - type: sd_trainer\n    trigger_word: zwx\n    datasets:\n"
+                             "    - folder_path: a\n      caption_ext: txt\n      resolution: [64, 96]\n"
+                             "      shuffle_tokens: true\n      num_repeats: 2\n      caption_dropout_rate: 0.1\n"));
   all.push_back(image_target("PNG", 150000, ".png"));
   all.push_back(image_target("JPEG", 150000, ".jpg"));
   all.push_back(image_target("WebP", 100000, ".webp"));

@@ -280,6 +280,9 @@ TEST_F(DatasetFiles, OfSimpleTuner) {
   EXPECT_EQ(refusal("b.json", "[\n{\"id\": \"x\",\n\"instance_data_dir\": \"a\",\n\"crop\": \"yes\"}]"),
             "b.json:4: crop is 'yes'; expected true or false");
   EXPECT_EQ(refusal("b.json", "[\n{\"id\": \"x\",\n]").substr(0, 24), "b.json:3: expected JSON:");
+  EXPECT_EQ(refusal("b.json", "[{\"repeats\": 1e999}]").substr(0, 22), "b.json: expected JSON:");
+  EXPECT_EQ(refusal("c.yml", "datasets:\n- folder_path: &a [*a]\n"),
+            "c.yml:2: expected YAML: an alias refers to a node that contains it");
 }
 
 TEST_F(DatasetFiles, OfAiToolkit) {

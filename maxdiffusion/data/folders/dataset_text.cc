@@ -1,7 +1,5 @@
 #include "maxdiffusion/data/folders/dataset_text.h"
 
-#include <yaml-cpp/yaml.h>
-
 #include <algorithm>
 #include <charconv>
 #include <cmath>
@@ -12,6 +10,7 @@
 #include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/shortened.h"
+#include "maxdiffusion/config/flow.h"
 
 namespace md {
 namespace {
@@ -87,6 +86,8 @@ DatasetValue parse_dataset_text(const std::string& text, const std::string& file
       const auto at = static_cast<std::ptrdiff_t>(std::min(e.byte, text.size()));
       fail(Code::invalid_config, "{}:{}: expected JSON: {}", file,
            1 + std::count(text.begin(), text.begin() + at, '\n'), e.what());
+    } catch (const nlohmann::json::exception& e) {
+      fail(Code::invalid_config, "{}: expected JSON: {}", file, e.what());
     }
     // JSON is parsed as YAML, which keeps line numbers; only tabs must be replaced.
     std::ranges::replace(plain, '\t', ' ');
@@ -95,7 +96,7 @@ DatasetValue parse_dataset_text(const std::string& text, const std::string& file
           "dataset_config: '{}'; expected a .toml, .json, .yaml or .yml file, or a folder", file);
   }
   try {
-    return of_yaml(YAML::Load(plain), file);
+    return of_yaml(load_yaml(plain), file);
   } catch (const YAML::Exception& e) {
     fail(Code::invalid_config, "{}:{}: expected YAML: {}", file, e.mark.line + 1, e.msg);
   }
