@@ -57,6 +57,16 @@ SampleProgress logged(const SampleRequest& request, const Family& family) {
   };
 }
 
+/// Writes the previews of a request to preview.png, side by side.
+std::function<void(SamplePreview)> preview_file(const std::string& folder) {
+  log_info("previews: {}/preview.png", folder);
+  return [path = folder + "/preview.png"](const SamplePreview& p) {
+    std::vector<GridCell> cells;
+    for (const HostArray& image : p.images) cells.push_back({image, ""});
+    write_png(path, make_grid(cells, std::ssize(cells)));
+  };
+}
+
 /// Names directly in a folder, which may be in a bucket.
 std::set<std::string> names_in(const std::string& folder) {
   std::set<std::string> names;
@@ -115,6 +125,7 @@ SampleRequest request_of(const GenerateItem& item, const Work& work, int64_t dev
 void generate_item(const GenerateItem& item, SampleRequest request, DiffusionPipeline& pipeline, Work& work) {
   const Family& family = *pipeline.family();
   request.progress = logged(request, family);
+  if (request.preview_every > 0) request.preview = preview_file(work.folder);
   const int64_t n = number_of_samples(request);
   const std::optional<int64_t> only = item.sampling.only_image;
   check(!only || *only < n, Code::invalid_config, "only_image is {}; expected 0 to {}: {} {} generated",

@@ -9,7 +9,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/commands/command.h"
-#include "maxdiffusion/metrics/report.h"
+#include "maxdiffusion/settings/run_report.h"
 
 namespace md {
 namespace {
@@ -28,33 +28,6 @@ struct ReportKeys {
       at_least(1));
   }
 };
-
-/// Names of the runs in a folder, for messages.
-std::vector<std::string> runs_below(const std::string& folder) {
-  std::vector<std::string> names;
-  std::error_code ec;
-  for (const auto& f : fs::directory_iterator(folder, ec))
-    if (exists(f.path() / "metrics.jsonl")) names.push_back(f.path());
-  std::ranges::sort(names);
-  return names;
-}
-
-/// The keys in a run's config.yml.
-std::map<std::string, std::string> config_of_run(const std::string& folder, std::vector<std::string>& notes) {
-  std::map<std::string, std::string> config;
-  const std::string file = folder + "/config.yml";
-  if (!exists(file)) {
-    notes.emplace_back("found no config.yml");
-    return config;
-  }
-  try {
-    const ConfigSource source = ConfigSource::load(file, {});
-    for (const auto& [key, value] : source.values()) config[key] = value.is_null ? "null" : value.text;
-  } catch (const Error& e) {
-    notes.push_back(e.message());
-  }
-  return config;
-}
 
 /// Short distinct names: the last components of the paths, as many as needed.
 std::vector<std::string> names_of(const std::vector<std::string>& folders) {
@@ -100,15 +73,14 @@ void report(const Words& words) {
   bool any = false;
   for (size_t i = 0; i < folders.size(); ++i) {
     try {
-      runs.push_back(read_report_run(folders[i], options));
+      runs.push_back(read_run(folders[i], options));
     } catch (Error& e) {
-      if (const auto below = runs_below(folders[i]); !below.empty())
+      if (const auto below = run_folders(folders[i]); !below.empty())
         e.note(fmt::format("try: report {}", fmt::join(below, " ")));
       throw;
     }
     ReportRun& run = runs.back();
     run.name = names[i];
-    run.config = config_of_run(folders[i], run.notes);
     for (const std::string& note : run.notes) log_warning("{}: {}", folders[i], note);
     any = any || !run.steps.empty();
   }

@@ -37,9 +37,16 @@ void serve_models(const Words& words) {
   const Words rest = take_keys(words, keys);
   const auto first_key = std::ranges::find_if(rest, is_key);
   const Words models(rest.begin(), first_key), of_runs(first_key, rest.end());
-  if (models.empty())
-    throw Error(Code::invalid_config, "serve: the model is missing; expected a folder, a file, a run or a config")
+  if (!keys.runs.empty())
+    check(std::filesystem::is_directory(keys.runs), Code::io,
+          "runs '{}' is not a folder; expected one with the folders of training runs, on this machine", keys.runs);
+  if (models.empty() && keys.runs.empty())
+    throw Error(Code::invalid_config,
+                "serve: the model is missing; expected a folder, a file, a run or a config, or runs=FOLDER")
         .note(fmt::format("try: {} serve MODEL_FOLDER port=7860", program_name()));
+  if (models.empty() && !of_runs.empty())
+    throw Error(Code::invalid_config,
+                fmt::format("{} is given without a model; expected a model, or keys of the server", of_runs.front()));
   std::vector<ServedModel> all;
   for (const std::string& word : models) all.push_back(served(word, of_runs));
   serve(std::move(all), keys);

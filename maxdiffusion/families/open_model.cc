@@ -13,6 +13,7 @@
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/model_folder/single_file.h"
+#include "maxdiffusion/model_folder/upscaler_file.h"
 #include "maxdiffusion/storage/local_cache.h"
 #include "maxdiffusion/storage/write.h"
 
@@ -30,13 +31,36 @@ void take_autoencoders_config(ModelFolder& folder, const std::string& component,
   if (!exists(config)) return;
   const auto parsed = parse_json_or_discard(read_file(config));
   const std::string class_name = folder.components().at(component).class_name;
-  if (config_folder != files && (!parsed.is_object() || parsed.value("_class_name", nlohmann::json()) != class_name))
+  const nlohmann::json its = parsed.is_object() ? parsed.value("_class_name", nlohmann::json()) : nlohmann::json();
+  const ModelClass* known = its.is_string() ? find_model_class(its) : nullptr;
+  const bool other = known && known->autoencoder && known->name != class_name;  // TAESD in place of AutoencoderKL
+  if (config_folder != files && !other && its != class_name)
     return;  // config.json belongs to another file in that folder
-  folder.set_config(component, read_file(config), config);
+  folder.set_config(component, read_file(config), config, other ? known->name : "");
   log_info("vae_file: {} is read with {}", files, config);
 }
 
-ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const std::string& controlnet) {
+/// Adds a tiny autoencoder for the latents of the family's coder.
+void add_previewer(ModelFolder& folder, const std::string& tiny) {
+  constexpr const char* kName = "preview_autoencoder";
+  check(
+      std::filesystem::is_directory(tiny), Code::io,
+      "preview_autoencoder '{}' is not a folder; expected one with config.json and diffusion_pytorch_model.safetensors",
+      tiny);
+  folder.add_component(kName, tiny);
+  const Autoencoder& its = *folder.autoencoder(kName);
+  const Autoencoder& coder = *make_family(folder)->spec().autoencoder;
+  check(coder.frame_scale == 0 && its.channels == coder.channels && its.downscale == coder.downscale,
+        Code::invalid_config,
+        "preview_autoencoder '{}' decodes latents of {} channels to images {} times as large; expected {}", tiny,
+        its.channels, its.downscale,
+        coder.frame_scale > 0
+            ? "none: this model's media are videos"
+            : fmt::format("{} and {}, as the model's autoencoder has them", coder.channels, coder.downscale));
+}
+
+ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const std::string& controlnet,
+                        const AddedModelKeys& added) {
   ModelFolder folder = ModelFolder::open(model, keys);
   if (std::filesystem::is_regular_file(controlnet))
     folder.add_component("controlnet", controlnet, control_config(folder, controlnet));
@@ -44,6 +68,8 @@ ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const s
     folder.add_component("controlnet", controlnet);
   if (!keys.text_encoder_out_layers.empty()) folder.set_option("text_encoder_out_layers", keys.text_encoder_out_layers);
   take_autoencoders_config(folder, make_family(folder)->spec().autoencoder->component, keys.vae_file);
+  if (!added.preview_autoencoder.empty()) add_previewer(folder, added.preview_autoencoder);
+  if (!added.upscaler.empty()) folder.add_component("upscaler", added.upscaler, upscaler_config(added.upscaler));
   if (keys.max_sequence_length) folder.set_option("max_sequence_length", *keys.max_sequence_length);
   if (keys.reference_resolution) folder.set_option("reference_resolution", *keys.reference_resolution);
   return folder;
@@ -69,8 +95,8 @@ std::string model_on_this_machine(const std::string& location) {
 }
 
 OpenedModel open_model(const std::string& model, const ModelKeys& keys, Purpose purpose, uint64_t seed,
-                       const std::string& controlnet) {
-  ModelFolder folder = open_folder(model_on_this_machine(model), keys, controlnet);
+                       const std::string& controlnet, const AddedModelKeys& added) {
+  ModelFolder folder = open_folder(model_on_this_machine(model), keys, controlnet, added);
   std::shared_ptr<const Family> family = make_family(folder);
   check_kind(keys, folder, *family);
   ModelWeights weights = purpose == Purpose::training ? ModelWeights::for_training(folder, *family, keys, seed)

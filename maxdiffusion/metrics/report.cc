@@ -202,7 +202,7 @@ ReportRun read_report_run(const std::string& folder, const ReportOptions& option
   return run;
 }
 
-std::string report_page(const std::vector<ReportRun>& runs) {
+std::string report_data(const std::vector<ReportRun>& runs, const std::string& live) {
   json all = json::array();
   for (const ReportRun& run : runs) {
     json metrics = json::object(), samples = json::array();
@@ -222,7 +222,11 @@ std::string report_page(const std::vector<ReportRun>& runs) {
                    {"config", config},
                    {"samples", samples}});
   }
-  std::string data = json{{"version", version()}, {"runs", all}}.dump();
+  return json{{"version", version()}, {"runs", all}, {"live", live}}.dump();
+}
+
+std::string report_page(const std::vector<ReportRun>& runs, const std::string& live) {
+  const std::string data = report_data(runs, live);
   // Escapes '<', so that the data cannot close the script element.
   std::string escaped;
   for (const char c : data) c == '<' ? escaped += "\\u003c" : escaped += c;

@@ -38,7 +38,10 @@ struct ReportOptions {
 /// with a step, with a note. Adds goodput: for each step the seconds spent in steps so far, divided by those since the
 /// first start or since the run's autoencoder was trained. Throws io if there is no metrics.jsonl.
 ReportRun read_report_run(const std::string& folder, const ReportOptions& options);
-/// The whole page.
-std::string report_page(const std::vector<ReportRun>& runs);
+/// The whole page. `live`: path of a server that answers with report_data of the same runs, which the page fetches
+/// again, and below whose folder `files/` it finds samples that are not embedded; empty: the page stays as it is.
+std::string report_page(const std::vector<ReportRun>& runs, const std::string& live = "");
+/// What the page shows, as JSON.
+std::string report_data(const std::vector<ReportRun>& runs, const std::string& live = "");
 
 }  // namespace md

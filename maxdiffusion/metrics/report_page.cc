@@ -62,7 +62,7 @@ input[type=search] { padding: .2rem .5rem; font: inherit; min-width: 14rem; }
 <script id="data" type="application/json">@DATA@</script>
 <script>
 'use strict';
-const {version, runs} = JSON.parse(document.getElementById('data').textContent);
+const {version, runs, live} = JSON.parse(document.getElementById('data').textContent);
 // Colours that differ with colour blindness too, readable on light and dark.
 const PALETTE = ['#2a86cf', '#e07b00', '#009e73', '#cc4c9a', '#8f6bd6', '#b8860b', '#4aa8d8', '#d1495b'];
 runs.forEach((run, i) => { run.color = PALETTE[i % PALETTE.length]; run.dash = i < PALETTE.length ? '' : '6 3'; run.shown = true; });
@@ -354,11 +354,15 @@ const SUMMARY = [
   ['starts', r => r.starts.length ? shown(r.starts.length) : null],
   ['folder', r => r.folder],
 ];
-const summary = SUMMARY.map(([name, f]) => [name, runs.map(f)]).filter(([, cells]) => cells.some(c => c !== null))
-  .map(([name, cells]) => row(name, cells.map(c => c === null ? '–' : c)));
-main.append(make('section', {className: 'card'}, table('', summary)));
-const notes = runs.flatMap(r => r.notes.map(n => make('li', {}, make('b', {}, r.name), `: ${n}`)));
-if (notes.length) main.append(make('ul', {className: 'notes'}, ...notes));
+const summary = make('section', {className: 'card'}), notes = make('ul', {className: 'notes'});
+function summarize() {
+  summary.replaceChildren(table('', SUMMARY.map(([name, f]) => [name, runs.map(f)]).filter(([, cells]) => cells.some(c => c !== null))
+    .map(([name, cells]) => row(name, cells.map(c => c === null ? '–' : c)))));
+  notes.replaceChildren(...runs.flatMap(r => r.notes.map(n => make('li', {}, make('b', {}, r.name), `: ${n}`))));
+  notes.hidden = !notes.childElementCount;
+}
+summarize();
+main.append(summary, notes);
 
 // --- Charts -----------------------------------------------------------------------------------------------------------
 const smooth = make('input', {type: 'range', min: 0, max: 0.998, step: 0.002});
@@ -382,11 +386,20 @@ main.append(make('h2', {}, 'Curves'),
 document.body.append(tip);
 
 // --- Samples ----------------------------------------------------------------------------------------------------------
-const sampled = runs.filter(r => r.samples.length);
-if (sampled.length) {
+const samples = make('div');
+main.append(samples);
+// Files of a server that may want its key.
+async function source(s) {
+  if (!live || s.src.startsWith('data:')) return s.src;
+  return s.loaded = s.loaded || URL.createObjectURL(await (await ask(live.replace(/[^/]*$/, 'files/') + s.src)).blob());
+}
+function show_samples(at_end = true, place_before = 0) {
+  const sampled = runs.filter(r => r.samples.length);
+  samples.replaceChildren();
+  if (!sampled.length) return;
   const steps = [...new Set(sampled.flatMap(r => r.samples.map(s => s.step)))].sort((a, b) => a - b);
   const slider = make('input', {type: 'range', min: 0, max: steps.length - 1, step: 1, 'aria-label': 'step of the samples'});
-  slider.value = steps.length - 1;
+  slider.value = at_end ? steps.length - 1 : place_before;
   const at = make('b'), boxes = sampled.map(run => {
     const title = make('h3'), place = make('div');
     return {run, title, place, card: make('div', {className: 'card'}, title, place)};
@@ -397,15 +410,18 @@ if (sampled.length) {
     for (const {run, title, place} of boxes) {
       const s = run.samples.filter(s => s.step <= step).pop();
       title.replaceChildren(run.name, make('small', {}, s ? ` step ${shown(s.step)}` : ' no samples yet'));
-      place.replaceChildren(...(s ? [s.video ? make('video', {src: s.src, controls: true, loop: true, muted: true, autoplay: true})
-        : make('img', {src: s.src, alt: `samples of ${run.name} at step ${s.step}`})] : []));
+      const media = s && (s.video ? make('video', {controls: true, loop: true, muted: true, autoplay: true})
+        : make('img', {alt: `samples of ${run.name} at step ${s.step}`}));
+      place.replaceChildren(...(s ? [media] : []));
+      if (s) source(s).then(src => { media.src = src; }, () => {});
     }
   };
   slider.oninput = show;
-  main.append(make('h2', {}, 'Samples'), make('div', {className: 'slider card'}, slider, at),
+  samples.append(make('h2', {}, 'Samples'), make('div', {className: 'slider card'}, slider, at),
     make('div', {className: 'samples'}, ...boxes.map(b => b.card)));
   show();
 }
+show_samples();
 
 // --- Config -----------------------------------------------------------------------------------------------------------
 const keys = [...new Set(runs.flatMap(r => Object.keys(r.config)))].sort();
@@ -439,9 +455,40 @@ if (runs.some(r => r.starts.length)) {
     return row(title[f] || f, cells, f !== 'time' && new Set(cells).size > 1);
   }))));
 }
-main.append(make('p', {className: 'faint'}, `Written by maxdiffusion ${version}.`));
+const written = make('p', {className: 'faint'}, `Written by maxdiffusion ${version}.`);
+main.append(written);
 render();
 addEventListener('resize', render);
+
+// --- Live -------------------------------------------------------------------------------------------------------------
+async function ask(path, headers = {}) {
+  if (sessionStorage.key_) headers.Authorization = 'Bearer ' + sessionStorage.key_;
+  const answer = await fetch(path, {headers});
+  if (answer.status !== 304 && !answer.ok) throw new Error(answer.status);
+  return answer;
+}
+const shape = all => JSON.stringify(all.map(r => [r.name, Object.keys(r.metrics).sort(), r.config, r.starts.length]));
+let tag = '';
+async function refresh() {
+  try {
+    const answer = await ask(live, tag ? {'If-None-Match': tag} : {});
+    written.textContent = `Live, maxdiffusion ${version}.`;
+    if (answer.status === 304) return;
+    tag = answer.headers.get('ETag') || '';
+    const now = (await answer.json()).runs;
+    if (shape(now) !== shape(runs)) { location.reload(); return; }
+    const slider = samples.querySelector('input[type=range]'), before = slider ? [+slider.value, +slider.max] : [0, 0];
+    const of = all => JSON.stringify(all.map(r => r.samples.map(s => [s.step, s.src])));
+    const more = of(now) !== of(runs);
+    runs.forEach((run, i) => Object.assign(run, {steps: now[i].steps, metrics: now[i].metrics, notes: now[i].notes, every: now[i].every}));
+    if (more) { runs.forEach((run, i) => { run.samples = now[i].samples; }); show_samples(before[0] === before[1], before[0]); }
+    summarize();
+    render();
+  } catch (error) {
+    written.textContent = `The server does not answer (${error.message}).`;
+  }
+}
+if (live) { refresh(); setInterval(refresh, 5000); }
 </script>
 </body>
 </html>

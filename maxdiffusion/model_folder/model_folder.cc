@@ -341,9 +341,11 @@ void ModelFolder::add_component(const std::string& name, const std::string& weig
   }
 }
 
-void ModelFolder::set_config(const std::string& component, const std::string& text, const std::string& from) {
+void ModelFolder::set_config(const std::string& component, const std::string& text, const std::string& from,
+                             const std::string& class_name) {
   const std::string file = component + "/config.json";
   Component& c = components_.at(component);
+  if (!class_name.empty()) c.class_name = class_name;
   c.config_file = from.empty() ? place_of(file) : from;
   c.config = parse(c.class_name, text, c.config_file);
   files_[file] = c.config_text = text;

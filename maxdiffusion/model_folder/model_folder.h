@@ -102,7 +102,9 @@ class ModelFolder {
   /// Adds a model with weights from a file and the text of a config.json.
   void add_component(const std::string& name, const std::string& file, const std::string& config);
   /// Replaces a component's config.json. `from`: the file of the text, for messages; empty: the folder itself.
-  void set_config(const std::string& component, const std::string& text, const std::string& from = "");
+  /// `class_name`: of the config; empty: the component's.
+  void set_config(const std::string& component, const std::string& text, const std::string& from = "",
+                  const std::string& class_name = "");
   WeightNameMap weight_names(const std::string& component) const { return md::weight_names(find(component)); }
   /// Weights of this folder's components that are open.
   const std::shared_ptr<OpenedWeights>& opened() const { return opened_; }

@@ -10,7 +10,9 @@
 #include "maxdiffusion/models/flux_weight_names.h"
 #include "maxdiffusion/models/original_weight_names.h"
 #include "maxdiffusion/models/qwen_image_transformer.h"
+#include "maxdiffusion/models/rrdb_net.h"
 #include "maxdiffusion/models/t5.h"
+#include "maxdiffusion/models/tiny_vae.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/wan_vae.h"
 #include "maxdiffusion/models/wan_weight_names.h"
@@ -24,6 +26,8 @@ std::vector<ModelClass>& classes() {
   static std::vector<ModelClass> all = {
       model_class("UNet2DConditionModel", trace_unet2d, original_unet_names),
       model_class("AutoencoderKL", trace_vae, original_vae_names, kl_autoencoder),
+      model_class<void, TinyVaeConfig>("AutoencoderTiny", trace_tiny_vae, nullptr, tiny_autoencoder),
+      model_class("RRDBNet", trace_rrdb_net, original_rrdb_names, rrdb_upscaler),
       model_class("CLIPTextModel", trace_clip_text, original_clip_text_names),
       model_class("CLIPTextModelWithProjection", trace_clip_text, original_clip_text_names),
       model_class("ControlNetModel", trace_controlnet, original_controlnet_names),

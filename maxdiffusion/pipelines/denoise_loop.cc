@@ -13,6 +13,7 @@
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/encoders/prompt_syntax.h"
 #include "maxdiffusion/pipelines/step_graphs.h"
+#include "maxdiffusion/schedulers/process.h"
 
 namespace md {
 namespace {
@@ -189,6 +190,27 @@ HostArray levels_after(const SampleTable& table) {
   return out;
 }
 
+/// Factors f32 [2] of a sample and of the model's output whose sum is x0: x0 of a flow-matching model is x − σ·output
+/// for samples (1 − σ)·x0 + σ·ε; others predict by prediction_type, of samples α·x0 + σ·ε with α² + σ² = 1.
+HostArray prediction_factors(const NoiseLevel& level, const nlohmann::json& scheduler_config) {
+  std::array<double, 2> out{};
+  if (is_flow_matching(scheduler_config)) {
+    const double sum = level.signal + level.noise;
+    out = {1 / sum, -level.noise / sum};
+  } else {
+    const double norm = std::hypot(level.signal, level.noise), a = level.signal / norm, s = level.noise / norm;
+    const std::string type = scheduler_config.value("prediction_type", "epsilon");
+    if (type == "sample")
+      out = {0, 1};
+    else if (type == "v_prediction")
+      out = {a / norm, -s};
+    else
+      out = {1 / (norm * std::max(a, 1e-3)), -s / std::max(a, 1e-3)};
+  }
+  const std::array<float, 2> values = {static_cast<float>(out[0]), static_cast<float>(out[1])};
+  return HostArray::of<float>({DType::f32, {2}}, values);
+}
+
 /// Throws device if an array of samples contains NaN or infinity.
 void check_finite(const char* what, const HostArray& samples, const char* advice) {
   auto v = samples.view<float>();
@@ -348,7 +370,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   const int64_t work = total * static_cast<int64_t>(carries.size());
   const SamplingPlan plan = sampling_plan(family, table, has_images(family, prompts, o), o);
   const std::unique_ptr<StepCache> cache = make_step_cache(o.cache, plan);
-  const bool one_by_one = o.step_by_step || cache;
+  const bool one_by_one = o.step_by_step || o.preview_every > 0 || cache;
   if (o.progress) o.progress(done, work);
   auto local_denoiser = std::make_unique<ResidentDenoiser>();  // freed before another denoiser is loaded
   std::string last_denoiser;
@@ -419,6 +441,11 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
       for (auto& [name, a] : contexts[group]) feed[name] = placed_as_input(devices, *program, name, std::move(a));
       if (cache) cache->begin(stage);
       PendingArray last, moved;
+      std::optional<PendingArray> preview;
+      const auto send_preview = [&] {
+        if (preview) o.preview(first, rows(preview->wait(), 0, std::min(batch, samples - first)));
+        preview.reset();
+      };
       for (int64_t i = stage.first; i < stage.first + stage.steps; i += at_once) {
         const bool reuse = cache && cache->reuses(stage, i, [&] { return moved.wait().to_doubles()[0]; });
         HostArrays of_step = {
@@ -426,6 +453,8 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
         if (o.control) of_step["scales"] = rows(scales, i, at_once);
         if (o.mask) of_step["levels"] = rows(levels, i, at_once);
         if (steps.guided() && o.guidance.renoises()) of_step["renoise"] = rows(renoise, i, at_once);
+        if (o.preview_every > 0)
+          of_step["prediction"] = prediction_factors(table.levels.at(static_cast<size_t>(i)), o.scheduler_config);
         if (reuse) of_step["factors"] = HostArray::of<float>({DType::f32, {2}}, cache->factors(i));
         const Program& runs = reuse ? *reusing : *program;
         place(devices, runs, of_step, feed);
@@ -433,6 +462,11 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
         PendingArray now = fetch(devices, out.at("done"));
         if (const auto m = out.find("moved"); m != out.end()) moved = fetch(devices, m->second), out.erase(m);
         out.erase("done");
+        send_preview();  // of an earlier step: the device already has this one
+        if (const auto p = out.find("preview"); p != out.end()) {
+          if ((i + 1) % o.preview_every == 0 && i + 1 < total) preview = fetch(devices, p->second);
+          out.erase(p);
+        }
         for (auto& [name, a] : out) feed[name] = std::move(a);  // a reused step keeps kept0 … in `feed`
         if (i > stage.first) last.wait();                       // the device already has the next step
         last = now;
@@ -440,6 +474,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
         reused += reuse ? 1 : 0;
         if (o.progress) o.progress(done, work);
       }
+      send_preview();
       std::erase_if(feed, [](const auto& a) { return a.first != "sample" && !a.first.starts_with("history"); });
     }
   }

@@ -75,6 +75,12 @@ struct SampleOptions {
   /// Called before the first and after every call of the program with the number of finished steps and of all steps.
   std::function<void(int64_t done, int64_t total)> progress;
 
+  /// Steps between calls of `preview`; 0: none. Above 0 it implies one step per program call.
+  int64_t preview_every = 0;
+  /// Called, while the device computes the next step, with a group of samples as the model predicts them without noise:
+  /// the number of the first, and scaled latents f32 [n, h, w, C].
+  std::function<void(int64_t first, const HostArray& latents)> preview;
+
   /// Whether any step is guided.
   bool guided() const { return guidance_scales.empty() ? guidance_scale > 1 : std::ranges::max(guidance_scales) > 1; }
   int64_t samples() const { return static_cast<int64_t>(prompts.size()) * images_per_prompt; }

@@ -11,16 +11,24 @@
 #include "maxdiffusion/families/loras.h"
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/media/resize.h"
+#include "maxdiffusion/models/latent_colours.h"
 #include "maxdiffusion/pipelines/inpainting.h"
+#include "maxdiffusion/pipelines/upscaling.h"
 #include "maxdiffusion/runtime/memory.h"
 #include "maxdiffusion/schedulers/sampler_names.h"
 
 namespace md {
 namespace {
 
+/// How a sample came from a smaller one, and how large it became after the last step.
+struct Enlargement {
+  double hires = 1, upscale = 1;
+  std::string hires_by = {}, upscale_by = {};  // "Lanczos", "Latent", or the name of the upscaler's file
+};
+
 /// The parameters text of one sample.
 std::string parameters(const Family& family, const std::string& model, const SampleOptions& o, int64_t sample,
-                       double enlarged) {
+                       const Enlargement& made) {
   const auto prompt = static_cast<size_t>(sample / o.images_per_prompt);
   const SamplerTitle title = sampler_title(o.scheduler_config);
   std::string text = o.prompts[prompt];
@@ -37,7 +45,11 @@ std::string parameters(const Family& family, const std::string& model, const Sam
              o.seed_of(sample), o.size.width, o.size.height, model,
              o.clip_skip > 0 ? fmt::format("Clip skip: {}, ", o.clip_skip + 1) : "",
              (o.strength ? fmt::format("Denoising strength: {}, ", *o.strength) : "") +
-                 (enlarged > 1 ? fmt::format("Hires upscale: {}, Hires upscaler: Lanczos, ", enlarged) : ""),
+                 (made.hires > 1 ? fmt::format("Hires upscale: {}, Hires upscaler: {}, ", made.hires, made.hires_by)
+                                 : "") +
+                 (made.upscale > 1 ? fmt::format("Postprocess upscale by: {}, Postprocess upscaler: {}, ", made.upscale,
+                                                 made.upscale_by)
+                                   : ""),
              o.number_of(sample), version());
 }
 
@@ -51,6 +63,14 @@ HostArray concatenate(const HostArray& a, const HostArray& b) {
   for (auto to = out.mutable_view<float>().begin(); to != out.mutable_view<float>().end(); x += left, y += right)
     to = std::copy_n(y, right, std::copy_n(x, left, to));
   return out;
+}
+
+/// Image u8 [H, W, 3] → f32 [1, H, W, 3] in [−1, 1].
+HostArray pixels_of(const HostArray& rgb) {
+  HostArray pixels(Shape{DType::f32, {1, rgb.dims()[0], rgb.dims()[1], 3}});
+  std::ranges::transform(rgb.view<uint8_t>(), pixels.mutable_view<float>().begin(),
+                         [](uint8_t v) { return static_cast<float>(v) / 127.5f - 1; });
+  return pixels;
 }
 
 /// A request whose images were extended, or cropped to the region that is generated, and the inverse for its media.
@@ -97,11 +117,7 @@ struct Canvas {
     HostArray out;
     for (int64_t i = 0; i < n; ++i) {
       const HostArray& image = images[static_cast<size_t>(i / each)];
-      const HostArray rgb = put_back(image, mask, region, image_of_batch(media, i));
-      HostArray pixels(Shape{DType::f32, {1, rgb.dims()[0], rgb.dims()[1], 3}});
-      std::ranges::transform(rgb.view<uint8_t>(), pixels.mutable_view<float>().begin(),
-                             [](uint8_t v) { return static_cast<float>(v) / 127.5f - 1; });
-      add_rows(out, n, i, pixels);
+      add_rows(out, n, i, pixels_of(put_back(image, mask, region, image_of_batch(media, i))));
     }
     return out;
   }
@@ -113,7 +129,7 @@ struct DiffusionPipeline::Impl {
   /// For models that the caller owns.
   explicit Impl(PipelineModels loaded) : models(std::move(loaded)), keep_loaded(true) {}
   Impl(const std::string& folder, const PipelineOptions& o, const Impl* shares_devices)
-      : opened(open_model(folder, o.model, Purpose::sampling, 0, o.controlnet)),
+      : opened(open_model(folder, o.model, Purpose::sampling, 0, o.controlnet, o.added)),
         client(shares_devices ? shares_devices->client : open_client(o.hardware)),
         opened_devices(
             open_devices(client, o.hardware, o.mesh,
@@ -130,7 +146,8 @@ struct DiffusionPipeline::Impl {
                o.batch},
         encoders(o.encoders),
         chunks(o.media_chunks.chunks(*opened->family->spec().autoencoder)),
-        keep_loaded(o.keep_loaded) {
+        keep_loaded(o.keep_loaded),
+        upscaler_file(std::filesystem::path(o.added.upscaler).stem().string()) {
     check_weights(*opened);
     loras = read_loras(o.lora, opened->folder, *opened->family);
   }
@@ -164,6 +181,40 @@ struct DiffusionPipeline::Impl {
                                                        models.scope, models.compile, encoders, chunks);
     }
     return *autoencoder;
+  }
+  /// A model that was added as an autoencoder (AddedModelKeys), with one sample per device at a time.
+  MediaAutoencoder& lazy_added(const std::string& component, std::unique_ptr<MediaAutoencoder>& its) {
+    if (!its)
+      its = std::make_unique<MediaAutoencoder>(models.devices, opened->folder.autoencoder(component),
+                                               opened->weights.read(opened->folder.params(component), component),
+                                               per_device(1), models.scope, models.compile, encoders);
+    return *its;
+  }
+  /// Image of any size → u8 [height, width, 3]. The upscaler is used if there is one and `by` does not exclude it.
+  HostArray enlarged_image(const HostArray& rgb, int64_t height, int64_t width, const std::string& by, int64_t tile) {
+    if (upscaler_file.empty() || by == "lanczos") return enlarged(rgb, height, width, nullptr);
+    const Upscaler u{opened->folder.autoencoder("upscaler"), lazy_added("upscaler", upscaler), tile};
+    return enlarged(rgb, height, width, &u);
+  }
+  /// Scaled latents f32 [n, (F,) h, w, C] → u8 images: by the tiny autoencoder, or with one pixel for each cell.
+  std::vector<HostArray> previews_of(const HostArray& latents) {
+    HostArray images = latents;
+    const FamilySpec& spec = models.family->spec();
+    if (spec.videos()) {
+      const Dims& d = latents.dims();
+      images = HostArray(Shape{DType::f32, {d[0], d[2], d[3], d[4]}});
+      const int64_t frame = d[2] * d[3] * d[4];
+      for (int64_t i = 0; i < d[0]; ++i)
+        std::copy_n(latents.view<float>().begin() + (i * d[1] + d[1] / 2) * frame, frame,
+                    images.mutable_view<float>().begin() + i * frame);
+    }
+    constexpr const char* kTiny = "preview_autoencoder";
+    images = opened && opened->folder.has(kTiny)
+                 ? lazy_added(kTiny, previewer).decode(opened->folder.autoencoder(kTiny)->latent_scale.undo(images))
+                 : latent_colours(*spec.autoencoder).of(images);
+    std::vector<HostArray> out;
+    for (int64_t i = 0; i < images.dims()[0]; ++i) out.push_back(image_of_batch(images, i));
+    return out;
   }
   /// The autoencoder, with `batch` samples at a time unless the caller owns it.
   MediaAutoencoder& autoencoder_for(int64_t batch) {
@@ -219,6 +270,10 @@ struct DiffusionPipeline::Impl {
   void encode_images(const SampleRequest& r, SampleOptions& o, PromptConditioning& prompts) {
     const FamilySpec& spec = models.family->spec();
     if (!begins_with_images(r, *models.family)) return;
+    if (r.image_latents) {
+      o.image_latents = r.image_latents;
+      return;
+    }
     HostArray pixels;
     const int64_t n = std::ssize(r.images), height = o.size.height, width = o.size.width, each = o.samples() / n;
     for (int64_t i = 0; i < n; ++i) {
@@ -257,11 +312,17 @@ struct DiffusionPipeline::Impl {
           r.hires_scale);
     first_step_of(*models.family, fmt::format("hires_scale is {}: hires_strength", r.hires_scale), r.hires_strength,
                   r.num_inference_steps, 1);
+    const std::string by = !r.hires_upscaler.empty() ? r.hires_upscaler
+                           : upscaler_file.empty()   ? "lanczos"
+                                                     : "upscaler";
+    check(by != "upscaler" || !upscaler_file.empty(), Code::invalid_config,
+          "hires_upscaler is upscaler without upscaler; expected upscaler=FILE.safetensors too, lanczos or latent");
+    const bool of_latents = by == "latent";
     SampleRequest small = r;
-    small.hires_scale = 1, small.decode = true;
-    const HostArray media = generate(small, 1).media;
+    small.hires_scale = 1, small.upscale = 1, small.decode = !of_latents;
+    const SampleResult first = generate(small, {});
     SampleRequest large = r;
-    const int64_t n = media.dims()[0], each = n / std::ssize(r.prompt);
+    const int64_t n = first.latents.dims()[0], each = n / std::ssize(r.prompt);
     const auto of_each_sample = [&](auto& texts) {
       const auto of_prompts = texts;
       if (std::ssize(of_prompts) != std::ssize(r.prompt)) return;
@@ -273,21 +334,51 @@ struct DiffusionPipeline::Impl {
     large.num_images_per_prompt = 1;
     large.latents = {};
     large.images.clear();
-    for (int64_t i = 0; i < n; ++i) large.images.push_back(image_of_batch(media, i));
-    const FamilySpec& spec = models.family->spec();
-    const auto side = [&](int64_t pixels) {
-      const int64_t multiple = spec.autoencoder->downscale * spec.patch;
+    const Autoencoder& coder = *models.family->spec().autoencoder;
+    const auto side = [&](size_t axis) {
+      const int64_t pixels = first.latents.dims()[axis] * coder.downscale,
+                    multiple = coder.downscale * models.family->spec().patch;
       return static_cast<int64_t>(static_cast<double>(pixels) * r.hires_scale + 0.5) / multiple * multiple;
     };
-    large.height = side(media.dims()[1]), large.width = side(media.dims()[2]);
+    large.height = side(1), large.width = side(2);
+    if (of_latents)
+      large.image_latents =
+          resized_latents(first.latents, *large.height / coder.downscale, *large.width / coder.downscale);
+    else
+      for (int64_t i = 0; i < n; ++i)
+        large.images.push_back(
+            enlarged_image(image_of_batch(first.media, i), *large.height, *large.width, by, r.upscaler_tile));
+    leave(upscaler);
     large.strength = r.hires_strength;
     large.hires_scale = 1;
-    return generate(large, r.hires_scale);
+    return generate(large, {.hires = r.hires_scale,
+                            .hires_by = of_latents        ? "Latent"
+                                        : by == "lanczos" ? "Lanczos"
+                                                          : upscaler_file});
   }
 
-  /// `enlarged`: factor by which the images that samples begin with were enlarged; 1: not.
-  SampleResult generate(const SampleRequest& requested, double enlarged) {
+  /// Enlarges finished images f32 [N, H, W, 3].
+  HostArray upscaled(const HostArray& media, const SampleRequest& r) {
+    HostArray out;
+    const int64_t n = media.dims()[0];
+    const auto side = [&](size_t axis) {
+      return static_cast<int64_t>(static_cast<double>(media.dims()[axis]) * r.upscale + 0.5);
+    };
+    for (int64_t i = 0; i < n; ++i)
+      add_rows(out, n, i, pixels_of(enlarged_image(image_of_batch(media, i), side(1), side(2), "", r.upscaler_tile)));
+    leave(upscaler);
+    return out;
+  }
+
+  /// `made`: how the images that samples begin with were enlarged.
+  SampleResult generate(const SampleRequest& requested, Enlargement made) {
+    check(requested.upscale == 1 || (!models.family->spec().videos() && requested.decode), Code::invalid_config,
+          "upscale is {}; expected 1: {} are not enlarged", requested.upscale,
+          requested.decode ? "this model's media are videos, which" : "latents");
+    check(requested.upscaler_tile % 16 == 0, Code::invalid_config,
+          "upscaler_tile is {}; expected a multiple of 16, or 0 for whole images", requested.upscaler_tile);
     if (requested.hires_scale != 1) return generate_twice(requested);
+    made.upscale = requested.upscale, made.upscale_by = upscaler_file.empty() ? "Lanczos" : upscaler_file;
     const Canvas canvas(requested, *models.family);
     const SampleRequest& r = canvas.request;
     SampleOptions o = options(r);
@@ -303,12 +394,15 @@ struct DiffusionPipeline::Impl {
       check_stop();
       if (r.progress) r.progress(SampleStage::step, done, total);
     };
+    if (o.preview_every > 0)
+      o.preview = [&](int64_t first, const HostArray& latents) { r.preview({first, previews_of(latents)}); };
     SampleResult out;
     out.latents =
         denoise(models.devices, family, models.weights, prompts, o, opened && keep_loaded ? &denoiser : nullptr);
+    leave(previewer);
     if (r.progress) r.progress(SampleStage::denoised, n, n);
     check_stop();
-    for (int64_t i = 0; i < n; ++i) out.parameters.push_back(parameters(family, models.name, o, i, enlarged));
+    for (int64_t i = 0; i < n; ++i) out.parameters.push_back(parameters(family, models.name, o, i, made));
     if (!r.decode && !family.spec().autoencoder->other_published_latents) return out;
     const int64_t together = r.vae_slicing ? per_device(1) : o.batch > 0 ? o.batch : per_device(n);
     if (r.decode)
@@ -317,6 +411,7 @@ struct DiffusionPipeline::Impl {
       out.published_latents =
           autoencoder_for(together).published(family.spec().autoencoder->latent_scale.undo(out.latents));
     leave(autoencoder);
+    if (r.upscale > 1) out.media = upscaled(out.media, r);
     if (r.progress && r.decode) r.progress(SampleStage::decoded, n, n);
     return out;
   }
@@ -329,9 +424,10 @@ struct DiffusionPipeline::Impl {
   EncoderKeys encoders;
   MediaChunks chunks;
   bool keep_loaded;
+  std::string upscaler_file;  // name of the upscaler's file without ending; empty: there is none
   ResidentDenoiser denoiser;
   std::unique_ptr<TextEncoder> text;
-  std::unique_ptr<MediaAutoencoder> autoencoder;
+  std::unique_ptr<MediaAutoencoder> autoencoder, previewer, upscaler;
   std::unique_ptr<ImageConditioner> conditioner;  // refers to the autoencoder
 };
 
@@ -358,9 +454,9 @@ void DiffusionPipeline::set_loras(const LoraKeys& keys) {
 SampleResult DiffusionPipeline::generate(const SampleRequest& request) {
   Impl& p = *impl_;
   try {
-    return p.generate(request, 1);
+    return p.generate(request, {});
   } catch (Error& e) {
-    p.leave(p.text, p.conditioner, p.autoencoder);
+    p.leave(p.text, p.conditioner, p.autoencoder, p.previewer, p.upscaler);
     if (p.opened && e.code() == Code::device) note_damaged_weights(*p.opened, e);
     throw;
   }

@@ -26,6 +26,7 @@ namespace md {
 struct PipelineOptions {
   ModelKeys model;         // revision, variant, files that replace weights, …; the folder's name is load()'s argument
   std::string controlnet;  // a ControlNet's folder or file; empty: none
+  AddedModelKeys added;    // a tiny autoencoder for previews, an upscaler
   LoraKeys lora;           // LoRA files that are merged into the weights
   HardwareKeys hardware;   // hardware, plugin, cpu_device_count
   MeshConfig mesh;         // arrangement of the devices

@@ -23,7 +23,9 @@ struct SampleKeys : GuidanceKeys {
   std::optional<double> guidance_scale_high, guidance_scale_low, boundary_ratio, strength;
   bool scan_diffusion_loop = false;
   int64_t mask_grow = 0;
-  double mask_blur = 0, hires_scale = 1, hires_strength = 0.4;
+  double mask_blur = 0, hires_scale = 1, hires_strength = 0.4, upscale = 1;
+  std::string hires_upscaler;
+  int64_t upscaler_tile = 192, preview_every = 0;
   std::optional<int64_t> padding_mask_crop;
   std::vector<int64_t> outpaint;
   std::vector<int64_t> original_size, crops_coords_top_left = {0, 0}, target_size;
@@ -76,9 +78,24 @@ struct SampleKeys : GuidanceKeys {
       at_least(0));
     v("outpaint", outpaint, "pixels that the image is continued by: left, top, right, bottom; empty: none",
       at_least(0));
-    v("hires_scale", hires_scale,
-      "the sample is enlarged by this (Lanczos) and generated again from that image; 1: it is not", at_least(1));
+    v("hires_scale", hires_scale, "the sample is enlarged by this and generated again from that image; 1: it is not",
+      at_least(1));
     v("hires_strength", hires_strength, "strength of what hires_scale generates again", in_range(0, 1));
+    v("hires_upscaler", hires_upscaler,
+      "what enlarges for hires_scale: upscaler (the file of that key), lanczos, or latent (the latents, bilinear); "
+      "empty: upscaler if it is given, else lanczos",
+      one_of_or_empty({"lanczos", "latent", "upscaler"}));
+    v("upscale", upscale,
+      "finished images are enlarged by this, by upscaler if it is given, else by Lanczos; 1: they are not",
+      in_range(1, 8));
+    v("upscaler_tile", upscaler_tile,
+      "side of the tiles, pixels, in which upscaler enlarges, a multiple of 16; they overlap by a quarter; 0: the "
+      "whole "
+      "image at once",
+      at_least(0));
+    v("preview_every", preview_every,
+      "denoising steps between images of what the model predicts then: preview.png, and on the server's page; 0: none",
+      at_least(0));
     v("scan_diffusion_loop", scan_diffusion_loop,
       "run all steps of videos as one program, as for images, instead of one step at a time with progress");
     v("num_images_per_prompt", num_images_per_prompt,

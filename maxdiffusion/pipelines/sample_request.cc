@@ -100,7 +100,7 @@ int64_t first_step_of(const Family& family, const std::string& key, double stren
 }
 
 bool begins_with_images(const SampleRequest& r, const Family& family) {
-  return !r.images.empty() && family.spec().image_to_image && !family.image_conditioning() &&
+  return (!r.images.empty() || r.image_latents) && family.spec().image_to_image && !family.image_conditioning() &&
          (!family.reference_images() || r.strength || r.mask || !r.outpaint.empty());
 }
 
@@ -121,6 +121,7 @@ void check_images(const SampleRequest& r, const Family& family) {
     throw Error(Code::invalid_config, "mask_image: empty; this is an inpainting model, which takes an image and a mask")
         .note("try: image=FILE mask_image=FILE, or outpaint=64,0,64,0 in place of the mask");
   if (!begins_with_images(r, family)) return check_images(family, images);
+  if (r.image_latents) return;
   check(images == 1 || images == prompts, Code::invalid_config,
         "image: {} images are given for {} {}; expected one for all, or one each", images, prompts,
         prompts == 1 ? "prompt" : "prompts");
@@ -133,6 +134,7 @@ MediaSize sample_size(const SampleKeys& k, int64_t resolution, const Family& fam
 
 MediaSize sample_size(const SampleRequest& r, const Family& family) {
   MediaSize size = sample_size(r, r.resolution, family);
+  if (r.image_latents) return size;
   if (begins_with_images(r, family)) {
     const int64_t multiple = family.spec().autoencoder->downscale * family.spec().patch;
     const bool continued = r.outpaint.size() == 4;
@@ -212,6 +214,7 @@ SampleOptions sample_options(const SampleRequest& r, const Family& family, const
         r.prompt.size(), o.scheduler->stochastic() ? " and a sampler that adds noise" : "");
   o.seeds = r.seeds;
   o.cache = r.cache;
+  if (r.preview) o.preview_every = r.preview_every;
   if (r.control.image) o.control = control_options(r.control, o.size);
   check_sampling(family, o);
   return o;

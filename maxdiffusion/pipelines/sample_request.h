@@ -19,6 +19,12 @@ namespace md {
 enum class SampleStage { encoded, step, denoised, decoded };
 using SampleProgress = std::function<void(SampleStage stage, int64_t done, int64_t total)>;
 
+/// What the model predicts between two steps.
+struct SamplePreview {
+  int64_t first = 0;              // number of the first image among those of the request
+  std::vector<HostArray> images;  // u8 [H, W, 3]; of a video its middle frame
+};
+
 /// The ControlNet's input image and its settings.
 struct ControlRequest {
   HostArray image;            // u8 [H, W, 3] of any size; absent: none
@@ -36,6 +42,8 @@ struct SampleRequest : SampleKeys {
   /// u8 [H, W, 3] of any size: first and last image of a video; reference images; or the images that samples begin with
   /// (begins_with_images): one for all prompts, or one each.
   std::vector<HostArray> images;
+  /// Scaled latents f32 [N, h, w, C] of each sample in place of `images`, with height and width.
+  HostArray image_latents;
   HostArray mask;            // u8 [H, W, 3] of any size, white where images are replaced; absent: everywhere
   HostArray latents;         // initial noise f32 [N, (F,) h, w, C], standard normal; absent: from the seed
   int64_t first_sample = 0;  // number of the first sample; noise depends on seed and number
@@ -46,6 +54,9 @@ struct SampleRequest : SampleKeys {
   /// Runs one step per program call, so that `progress` is called and `stop` is checked after each step. Default for
   /// videos unless scan_diffusion_loop. false: all steps in one call.
   bool step_by_step = false;
+  /// With preview_every; implies step_by_step. Called on the thread of generate() while the device computes the next
+  /// step.
+  std::function<void(SamplePreview)> preview = {};
   SampleProgress progress = {};  // called on the thread of generate(); an exception ends the request
   std::stop_token stop = {};     // ends the request: see DiffusionPipeline::generate
 };

@@ -146,6 +146,14 @@ struct KeptImage {
   }
 };
 
+/// The samples without noise as the model predicts them, if previews are requested: output preview.
+void output_preview(Graph& g, const StageGraph& steps, Tensor sample, Tensor output) {
+  if (steps.options.preview_every == 0) return;
+  const Tensor factors = g.input("prediction", {DType::f32, {2}});
+  auto of = [&](int64_t i) { return reshape(slice(factors, {i}, {i + 1}), {}); };
+  g.output("preview", sample * of(0) + output * of(1));
+}
+
 /// Makes an input of a graph an output too, in the same memory.
 void hand_on(Graph& g, const std::string& name, Tensor value) {
   g.output(name, value, name);
@@ -211,8 +219,9 @@ void build_steps(Graph& g, const ScopeOf& scope, const StageGraph& steps, int64_
     if (renoise) next[0] = next[0] + (part(steps, all, 0) - prediction) * step.slice(renoise);
     if (image.mask) next[0] = image.into(next[0], step.slice(levels));
     if (has_momentum) next.push_back(momentum);
-    return {next, {}};
+    return {next, o.preview_every > 0 ? std::vector<Tensor>{prediction} : std::vector<Tensor>()};
   });
+  if (o.preview_every > 0) output_preview(g, steps, carry[0], reshape(out.stacked.at(0), carry[0].dims()));
   for (size_t i = 0; i < names.size(); ++i) hand_on(g, names[i], out.carry[i]);
   g.output("done", start);
 }
@@ -248,6 +257,7 @@ void build_cached_step(Graph& g, const ScopeOf& scope, const StageGraph& steps, 
     input_of(i);
     hand_on(g, fmt::format("kept{}", i), arrays[i]);
   }
+  output_preview(g, steps, carry[0], prediction);
   if (Tensor moved = cache.moved(next[0], arrays)) g.output("moved", moved);
   g.output("done", start);
 }

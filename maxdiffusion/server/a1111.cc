@@ -153,7 +153,10 @@ HttpReply txt2img(Service& service, const HttpCall& call) {
   if (take(fields, "enable_hr", false)) {
     r.hires_scale = take<double>(fields, "hr_scale", 2);
     r.hires_strength = strength;
-    fields.erase("hr_upscaler");
+    // The web UI's names: "Latent", "Latent (bicubic)" …, "Lanczos", or one of an upscaler's file.
+    const std::string by = take<std::string>(fields, "hr_upscaler", "");
+    if (by.starts_with("Latent")) r.hires_upscaler = "latent";
+    if (by == "Lanczos") r.hires_upscaler = "lanczos";
   } else {
     std::erase_if(fields, [](const auto& field) { return field.first.starts_with("hr_"); });
     for (const char* size : {"firstphase_width", "firstphase_height"}) fields.erase(size);
@@ -214,9 +217,11 @@ HttpReply set_options(Service& service, const HttpCall& call) {
   return json_reply(left.empty() ? json() : json({{"warnings", {left}}}));
 }
 
-json progress(Service& service) {
+json progress(Service& service, const HttpCall& call) {
   const JobStatus s = service.queue.running();
   const bool runs = s.state == JobState::running;
+  const auto skip = call.query.find("skip_current_image");
+  const bool shows = runs && s.preview && (skip == call.query.end() || skip->second != "true");
   return {{"progress", s.steps > 0 ? static_cast<double>(s.step) / static_cast<double>(s.steps) : 0.0},
           {"eta_relative", 0.0},
           {"state",
@@ -227,7 +232,7 @@ json progress(Service& service) {
             {"job_no", 0},
             {"sampling_step", s.step},
             {"sampling_steps", s.steps}}},
-          {"current_image", nullptr},
+          {"current_image", shows ? json(to_base64(*s.preview)) : json()},
           {"textinfo", nullptr}};
 }
 
@@ -258,7 +263,7 @@ HttpReply a1111_reply(Service& service, const HttpCall& call) {
   if (posts && name == "img2img") return img2img(service, call);
   if (gets && name == "options") return json_reply(options(service));
   if (posts && name == "options") return set_options(service, call);
-  if (gets && name == "progress") return json_reply(progress(service));
+  if (gets && name == "progress") return json_reply(progress(service, call));
   if (posts && (name == "interrupt" || name == "skip")) {
     service.queue.interrupt(false);
     return json_reply(json::object());

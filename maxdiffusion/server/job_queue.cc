@@ -12,6 +12,7 @@
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/data/folders/named_files.h"
 #include "maxdiffusion/media/image.h"
+#include "maxdiffusion/media/resize.h"
 #include "maxdiffusion/settings/lora_tags.h"
 
 namespace md {
@@ -102,9 +103,19 @@ void check_limits(const SampleRequest& r, const Family& family, const ServeKeys&
     check_pixels("the image with outpaint", r.images[0].dims()[0] + r.outpaint[1] + r.outpaint[3],
                  r.images[0].dims()[1] + r.outpaint[0] + r.outpaint[2], 1, 4 * limits.max_pixels);
   const MediaSize size = sample_size(r, family);
-  check_pixels("the size of the sample", size.height, size.width, r.hires_scale, limits.max_pixels);
+  check_pixels("the size of the sample", size.height, size.width, r.hires_scale * r.upscale, limits.max_pixels);
   check(r.mask_grow <= 1024 && r.mask_blur <= 1024, Code::invalid_config,
         "mask_grow is {} and mask_blur {}; expected at most 1024", r.mask_grow, r.mask_blur);
+}
+
+/// PNG file of a preview, at most so many pixels wide and high.
+std::shared_ptr<const std::string> preview_file(const HostArray& rgb) {
+  constexpr int64_t kMostSide = 512;
+  const int64_t h = rgb.dims()[0], w = rgb.dims()[1], side = std::max(h, w);
+  const HostArray shown = side <= kMostSide ? rgb
+                                            : resize_rgb8(rgb, std::max<int64_t>(h * kMostSide / side, 1),
+                                                          std::max<int64_t>(w * kMostSide / side, 1));
+  return std::make_shared<const std::string>(encode_png(shown));
 }
 
 /// The first job's request with the prompts and seeds of all.
@@ -148,6 +159,7 @@ std::vector<std::string> JobQueue::models() const {
 }
 
 JobQueue::Model& JobQueue::find(const std::string& name) const {
+  if (models_.empty()) throw Unavailable(404, "this server has no model: it shows training runs at /runs");
   if (name.empty()) return *models_[0];
   for (const auto& m : models_)
     if (m->served.name == name) return *m;
@@ -211,6 +223,7 @@ void JobQueue::end(Job& job, JobState state, std::shared_ptr<const Error> error)
   job.status.state = state;
   job.status.error = std::move(error);
   job.request.images.clear(), job.request.mask = {};  // frees the large arrays
+  job.status.preview.reset();
   ++job.changes;
   changed_.notify_all();
 }
@@ -325,12 +338,23 @@ void JobQueue::generate(const std::vector<Ticket>& jobs) {
     for (const Ticket& job : jobs) job->status.step = done, job->status.steps = total, ++job->changes;
     changed_.notify_all();
   };
+  const int64_t each = jobs[0]->samples;
+  if (r.preview_every > 0)
+    r.preview = [&](const SamplePreview& p) {
+      for (int64_t i = 0; i < std::ssize(p.images); ++i) {
+        if ((p.first + i) % each != 0) continue;
+        const auto file = preview_file(p.images[static_cast<size_t>(i)]);
+        const std::lock_guard lock(mutex_);
+        Job& job = *jobs.at(static_cast<size_t>((p.first + i) / each));
+        job.status.preview = file, ++job.changes;
+        changed_.notify_all();
+      }
+    };
   const auto start = std::chrono::steady_clock::now();
   const SampleResult result = m.pipeline.generate(r);
   log_info("'{}': {} in {:.2f} s{}", m.served.name, counted(std::ssize(result.parameters), "image"),
            std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count(),
            jobs.size() > 1 ? fmt::format(", {} requests together", jobs.size()) : "");
-  const int64_t each = jobs[0]->samples;
   std::vector<std::vector<GeneratedImage>> images(jobs.size());
   for (int64_t i = 0; i < each * std::ssize(jobs); ++i) {
     const Job& job = *jobs[static_cast<size_t>(i / each)];

@@ -46,8 +46,10 @@ struct GeneratedImage {
 enum class JobState { waiting, running, done, failed, cancelled };
 struct JobStatus {
   JobState state = JobState::waiting;
-  int64_t ahead = 0;                   // number of jobs that wait before it
-  int64_t step = 0, steps = 0;         // of a running job; 0: not yet known
+  int64_t ahead = 0;            // number of jobs that wait before it
+  int64_t step = 0, steps = 0;  // of a running job; 0: not yet known
+  /// PNG file of the first image as the model predicts it, with preview_every; null: none yet, or the job has ended.
+  std::shared_ptr<const std::string> preview;
   std::shared_ptr<const Error> error;  // if failed
   std::vector<GeneratedImage> images;  // if done
   bool ended() const { return state != JobState::waiting && state != JobState::running; }
@@ -61,7 +63,7 @@ class JobQueue {
   struct Job;
   using Ticket = std::shared_ptr<Job>;
 
-  /// Loads all models, at least one. Throws invalid_config if two have the same name, and as DiffusionPipeline::load
+  /// Loads all models. Throws invalid_config if two have the same name, and as DiffusionPipeline::load
   /// does.
   JobQueue(std::vector<ServedModel> models, const ServeKeys& limits);
   ~JobQueue();

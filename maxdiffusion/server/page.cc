@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
+#include "maxdiffusion/base/base64.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/server/samplers.h"
 #include "maxdiffusion/server/service.h"
@@ -31,6 +32,7 @@ json model_row(Service& service, const std::string& name) {
           {"multiple", family.spec().autoencoder->downscale * family.spec().patch},
           {"num_inference_steps", r.num_inference_steps},
           {"guidance_scale", r.guidance_scale},
+          {"preview_every", r.preview_every},
           {"negative_prompt", r.negative_prompt.empty() ? "" : r.negative_prompt[0]},
           {"takes_image", family.spec().image_to_image.has_value() || family.reference_images() != nullptr},
           {"takes_mask", family.spec().image_to_image.has_value()},
@@ -91,12 +93,13 @@ std::string event(const char* name, const json& data) {
   return fmt::format("event: {}\ndata: {}\n\n", name, dump_json(data));
 }
 
-/// Sends the jobs' progress, their images when finished, and "end" with an error or none. Returns false if the client
-/// left or a job failed.
+/// Sends the jobs' progress, their previews, their images when finished, and "end" with an error or none. Returns false
+/// if the client left or a job failed.
 bool send_events(Service& service, const std::vector<JobQueue::Ticket>& jobs, const HttpReply::Send& send) {
   std::string error;
   for (size_t i = 0; i < jobs.size(); ++i) {
     json last;
+    std::shared_ptr<const std::string> shown;
     for (auto sent = std::chrono::steady_clock::now();;) {
       const JobStatus s = service.queue.status(jobs[i]);
       if (s.ended()) {
@@ -108,6 +111,11 @@ bool send_events(Service& service, const std::vector<JobQueue::Ticket>& jobs, co
                                     {"parameters", image.parameters}})))
             return false;
         break;
+      }
+      if (s.preview && s.preview != shown) {
+        if (!send(event("preview", {{"image", i}, {"url", "data:image/png;base64," + to_base64(*s.preview)}})))
+          return false;
+        shown = s.preview;
       }
       json now = {{"image", i},       {"images", jobs.size()},
                   {"ahead", s.ahead}, {"step", s.step},
@@ -149,6 +157,8 @@ HttpReply job(Service& service, const HttpCall& call) {
 
 HttpReply page_reply(Service& service, const HttpCall& call) {
   const bool gets = call.method == "GET" || call.method == "HEAD";
+  if (gets && call.path == "/" && service.queue.models().empty())
+    return {.status = 302, .body = "", .headers = {{"Location", "/runs"}}};
   if (gets && call.path == "/")
     return {
         .type = "text/html; charset=utf-8",

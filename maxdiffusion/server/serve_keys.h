@@ -4,12 +4,13 @@
 #include <cstdint>
 #include <string>
 
+#include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/base/key_values.h"
 
 namespace md {
 
 struct ServeKeys {
-  std::string host = "127.0.0.1", api_key;
+  std::string host = "127.0.0.1", api_key, runs;
   int64_t port = 7860, max_pixels = int64_t{2048} * 2048, max_steps = 150, max_images = 16, max_queue = 256,
           max_body_mb = 32;
   bool warm_up = true;
@@ -20,7 +21,10 @@ struct ServeKeys {
       "address of the server; 127.0.0.1: only this machine can connect; 0.0.0.0: every machine that reaches it");
     v("api_key", api_key,
       "clients must send it as a bearer token or X-API-Key; never logged; empty: MAXDIFFUSION_API_KEY, or no key");
-    v("max_pixels", max_pixels, "largest height × width of a sample, also after hires_scale", at_least(64));
+    v("runs", runs,
+      "folder of training runs, or a run, that the server shows at /runs as their report, live; empty: none",
+      KeyPath::input);
+    v("max_pixels", max_pixels, "largest height × width of a sample, also after hires_scale and upscale", at_least(64));
     v("max_steps", max_steps, "most denoising steps of a request", at_least(1));
     v("max_images", max_images, "most images of a request", at_least(1));
     v("max_queue", max_queue, "most requests that wait; one more is answered 429", at_least(1));

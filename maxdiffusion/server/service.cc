@@ -43,7 +43,7 @@ bool is_this_machine(const std::string& host) {
 }
 
 const Interface& interface_of(const std::string& path) {
-  static const Interface all[] = {openai_interface(), a1111_interface(), page_interface()};
+  static const Interface all[] = {openai_interface(), a1111_interface(), runs_interface(), page_interface()};
   return *std::ranges::find_if(all, [&](const Interface& i) { return i.takes(path); });
 }
 
@@ -89,7 +89,7 @@ Service::Service(std::vector<ServedModel> models, const ServeKeys& limits, std::
     : queue(std::move(models), limits),
       keys(limits),
       images(size_t{256} << 20),
-      default_model(queue.models().front()),
+      default_model(queue.models().empty() ? "" : queue.models().front()),
       api_key_(std::move(api_key)) {}
 
 void Service::check_access(const HttpCall& call) const {
@@ -99,7 +99,7 @@ void Service::check_access(const HttpCall& call) const {
     throw Refusal(403, fmt::format("the request is for host '{}'; expected localhost", host));
   if (!origin.empty() && origin != "http://" + host && origin != "https://" + host)
     throw Refusal(403, fmt::format("the request comes from a page of {}; expected one of this server", origin));
-  if (api_key_.empty() || call.path == "/" || call.path.starts_with("/images/")) return;
+  if (api_key_.empty() || call.path == "/" || call.path == "/runs" || call.path.starts_with("/images/")) return;
   std::string client_key = header(call, "x-api-key");
   if (const std::string bearer = header(call, "authorization"); client_key.empty() && bearer.starts_with("Bearer "))
     client_key = bearer.substr(7);

@@ -83,6 +83,8 @@ struct Interface {
 };
 Interface openai_interface();
 Interface a1111_interface();
+/// Training runs of the folder that the key `runs` names.
+Interface runs_interface();
 /// The page and its endpoints; matches all paths.
 Interface page_interface();
 

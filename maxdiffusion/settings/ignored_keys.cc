@@ -232,7 +232,7 @@ const std::vector<Rule>& rules() {
                 "data_sharding"},
        RULE(unless(s.trains(), "only training reads it")), true},
       {Keys{"lora_files", "lora_scales", "lora_config", "enable_lora", "output_type", "vae_slicing"} +
-           of<ControlKeys>() + of<PromptKeys>(),
+           of<ControlKeys>() + of<PromptKeys>() + of<AddedModelKeys>() + Keys{"preview_every"},
        RULE(unless(s.generates(), "only generate reads it")), true},
       {(of<SampleFileKeys>() - sizes - Keys{"guidance_scale", "boundary_ratio"}) + of<StepCacheKeys>() +
            Keys{"scheduler", "sigma_schedule", "flow_shift", "time_shift", "base_shift", "max_shift",
@@ -424,7 +424,13 @@ const std::vector<Rule>& rules() {
       {{"wildcards_dir"}, unless_set("dynamic_prompts", "dynamic_prompts=false")},
       {{"mask_grow", "mask_blur"},
        RULE(unless(!s.c.sample.mask_image.empty() || !s.c.sample.outpaint.empty(), "there is no mask_image"))},
-      {{"hires_strength"}, RULE(unless(s.c.sample.hires_scale > 1, "hires_scale=1 generates nothing again"))},
+      {{"preview_autoencoder"}, unless_set("preview_every", "there are no previews (preview_every=0)")},
+      {{"upscaler"},
+       RULE(
+           unless(s.c.sample.hires_scale > 1 || s.c.sample.upscale > 1, "nothing is enlarged (hires_scale, upscale)"))},
+      {{"upscaler_tile"}, unless_set("upscaler", "upscaler is empty")},
+      {{"hires_strength", "hires_upscaler"},
+       RULE(unless(s.c.sample.hires_scale > 1, "hires_scale=1 generates nothing again"))},
       {{"strength"}, RULE(unless(s.begins_with_image(), "samples begin with noise alone"))},
       {{"original_size", "crops_coords_top_left", "target_size"},
        RULE(unless(!s.family.spec().size_conditioning.empty(), "this model is not conditioned on sizes"))},

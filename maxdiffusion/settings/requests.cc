@@ -57,6 +57,7 @@ ComponentsRequest components_request(const RunConfig& c, const RunInfo& run) {
 PipelineOptions pipeline_options(const RunConfig& c) {
   return {.model = c.model,
           .controlnet = c.control.controlnet_model_name_or_path,
+          .added = c.added_models,
           .lora = c.lora,
           .hardware = c.hardware,
           .mesh = c.mesh,
@@ -140,6 +141,7 @@ const std::set<std::string>& image_keys() {
                                  "global_batch_size"};
     for (const ConfigKey& key : keys.keys()) all.insert(key.name);
     c.prompts.visit([&](const char* name, auto&&...) { all.erase(name); });
+    all.erase("preview_every"), all.erase("preview_autoencoder");
     return all;
   }();
   return names;

@@ -112,7 +112,7 @@ struct GenerateRequest {
 };
 /// Keys that an image carries and may set: prompts, sampling, weights and mesh. Images are untrusted input, so none of
 /// these keys loads code, writes files, holds a secret, or belongs to training only. PromptKeys are excluded, because
-/// they read whole folders: an image carries the expanded prompt.
+/// they read whole folders: an image carries the expanded prompt; and previews, which are of one run.
 const std::set<std::string>& image_keys();
 /// Reads prompt_file and wildcards, and expands prompts. Throws invalid_config and io as prompt_lines, DynamicPrompts
 /// and take_lora_tags.

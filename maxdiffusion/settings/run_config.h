@@ -14,6 +14,7 @@
 #include "maxdiffusion/data/records/open_source.h"
 #include "maxdiffusion/encoders/encoder_keys.h"
 #include "maxdiffusion/encoders/media_autoencoder.h"
+#include "maxdiffusion/families/added_models.h"
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/mesh/axis_rules.h"
@@ -148,6 +149,7 @@ struct RunConfig : DataKeys, LearningKeys {
   MediaChunkKeys media_chunks;
   StepCacheKeys step_cache;
   ControlKeys control;
+  AddedModelKeys added_models;
   CompileConfig compile;
   ReferenceKeys reference;
   std::set<std::string> on_command_line;  // keys that the command line sets
@@ -171,7 +173,7 @@ struct RunConfig : DataKeys, LearningKeys {
     f("training", optim, update, process, denoise, vae, eval);
     f("DreamBooth", dreambooth);
     f("LoRA", lora);
-    f("samples", sample, prompts, scheduler, media_chunks, step_cache, control);
+    f("samples", sample, prompts, scheduler, media_chunks, step_cache, control, added_models);
     f("without effect", reference);
   }
   template <class V>

@@ -51,8 +51,12 @@ void add_keys(KeyList& keys, RunConfig& c) {
 const std::set<std::string>& excluded() {
   // Keys of the loaded model, keys of files that are read once, and keys that would give cells different numbers of
   // images.
-  static const std::set<std::string> names = {"num_images_per_prompt", "controlnet_model_name_or_path",
-                                              "controlnet_image", "controlnet_preprocessor", "train_lora"};
+  static const std::set<std::string> names = {"num_images_per_prompt",
+                                              "controlnet_model_name_or_path",
+                                              "controlnet_image",
+                                              "controlnet_preprocessor",
+                                              "train_lora",
+                                              "preview_every"};
   return names;
 }
 

@@ -10,6 +10,7 @@
 #include "maxdiffusion/models/controlnet.h"
 #include "maxdiffusion/models/flux2_vae.h"
 #include "maxdiffusion/models/t5.h"
+#include "maxdiffusion/models/tiny_vae.h"
 #include "maxdiffusion/models/vae.h"
 #include "maxdiffusion/models/wan_vae.h"
 #include "maxdiffusion/ops/shape.h"
@@ -52,6 +53,12 @@ NamedTensors run_vae(const Scope& s, const nlohmann::json& json, NamedTensors& i
   const VaeConfig config = VaeConfig::from_json(json);
   const Posterior p = vae_encode(s, config, in.at("pixels"));
   return {{"mean", p.mean}, {"logvar", p.logvar}, {"pixels", vae_decode(s, config, in.at("latents"))}};
+}
+
+NamedTensors run_tiny_vae(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
+  const auto config = TinyVaeConfig::from_json(json);
+  return {{"latents", tiny_vae_encode(s, config, in.at("pixels"))},
+          {"pixels", tiny_vae_decode(s, config, in.at("latents"))}};
 }
 
 NamedTensors run_flux2_vae(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
@@ -201,20 +208,22 @@ TEST(T5InBf16, RoundsWhatLayersReadAndNotTheResidual) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Goldens, Model,
-    testing::Values(Named{"unet_sdxl", run_unet}, Named{"unet_sd15", run_unet}, Named{"unet_mixed", run_unet},
-                    Named{"unet_plain", run_unet}, Named{"unet_no_mid", run_unet},
-                    Named{"controlnet_sdxl", run_controlnet}, Named{"controlnet_sd15", run_controlnet},
-                    Named{"vae_sd", run_vae}, Named{"vae_no_quant", run_vae}, Named{"vae_no_attention", run_vae},
-                    Named{"clip_legacy", run_clip}, Named{"clip_projection", run_clip},
-                    Named{"clip_vision", run_clip_vision}, Named{"clip_vision_projection", run_clip_vision},
-                    Named{"umt5", run_t5}, Named{"umt5_relu", run_t5}, Named{"umt5_silu", run_t5}, Named{"t5", run_t5},
-                    Named{"t5_relu", run_t5}, Named{"vae_flux", run_vae}, Named{"flux2_vae", run_flux2_vae},
-                    Named{"flux2_vae_narrow", run_flux2_vae}, Named{"wan_vae_21", run_wan_vae},
-                    Named{"wan_vae_attention", run_wan_vae}, Named{"wan_vae_image", run_wan_vae},
-                    Named{"wan_vae_22", run_wan_vae}, Named{"wan_vae_residual", run_wan_vae}),
-    [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(Goldens, Model,
+                         testing::Values(Named{"unet_sdxl", run_unet}, Named{"unet_sd15", run_unet},
+                                         Named{"unet_mixed", run_unet}, Named{"unet_plain", run_unet},
+                                         Named{"unet_no_mid", run_unet}, Named{"controlnet_sdxl", run_controlnet},
+                                         Named{"controlnet_sd15", run_controlnet}, Named{"vae_sd", run_vae},
+                                         Named{"vae_no_quant", run_vae}, Named{"vae_no_attention", run_vae},
+                                         Named{"clip_legacy", run_clip}, Named{"clip_projection", run_clip},
+                                         Named{"clip_vision", run_clip_vision},
+                                         Named{"clip_vision_projection", run_clip_vision}, Named{"umt5", run_t5},
+                                         Named{"umt5_relu", run_t5}, Named{"umt5_silu", run_t5}, Named{"t5", run_t5},
+                                         Named{"t5_relu", run_t5}, Named{"vae_flux", run_vae},
+                                         Named{"tiny_vae", run_tiny_vae}, Named{"flux2_vae", run_flux2_vae},
+                                         Named{"flux2_vae_narrow", run_flux2_vae}, Named{"wan_vae_21", run_wan_vae},
+                                         Named{"wan_vae_attention", run_wan_vae}, Named{"wan_vae_image", run_wan_vae},
+                                         Named{"wan_vae_22", run_wan_vae}, Named{"wan_vae_residual", run_wan_vae}),
+                         [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Bf16,
                          testing::Values(InBf16{{"unet_no_mid", run_unet}, 0.0242, 0.233, 0.0359},

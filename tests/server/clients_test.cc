@@ -5,6 +5,7 @@
 #include <set>
 
 #include "maxdiffusion/base/base64.h"
+#include "maxdiffusion/media/decode_image.h"
 #include "maxdiffusion/media/image.h"
 #include "tests/cli/command.h"
 #include "tests/fuzz/mutate.h"
@@ -129,6 +130,36 @@ TEST(ServerLimits, HoldForQueuesAndBodies) {
   EXPECT_EQ(server.get("/" + std::string(4000, 'a')).status, 414);
   EXPECT_NE(server.get("/v1/models", {"X-Long: " + std::string(100'000, 'a')}).status, 200);
   EXPECT_EQ(server.get("/v1/models").status, 200);
+}
+
+TEST(ServerPreviews, AreSentWhileTheImageIsGenerated) {
+  const TestServer server(tiny({"max_steps=900", "preview_every=2"}));
+  const auto is_image = [](const std::string& png, int64_t side) {
+    const DecodedImage image = decode_stored_image(png.data(), png.size(), "preview", {});
+    return image.rgb.dims() == Dims{side, side, 3};
+  };
+  const json job = {{"prompt", "x"}, {"num_inference_steps", 900}, {"width", 64}, {"height", 64}};
+  EXPECT_TRUE(server.get("/sdapi/v1/progress").value()["current_image"].is_null());
+  const std::string id = server.post("/api/generate", job).value()["id"];
+  std::string text;
+  std::thread reader([&] { text = server.get("/api/jobs/" + id).body; });
+  json progress;
+  EXPECT_TRUE(soon([&] {
+    progress = server.get("/sdapi/v1/progress").value();
+    return progress["current_image"].is_string();
+  }));
+  EXPECT_TRUE(server.get("/sdapi/v1/progress?skip_current_image=true").value()["current_image"].is_null());
+  EXPECT_EQ(server.send(server.request("DELETE", "/api/jobs/" + id)).status, 200);
+  reader.join();
+  EXPECT_TRUE(is_image(from_base64(progress["current_image"].get<std::string>()).value_or(""), 32));  // of cells
+  const std::string head = R"(data: {"image":0,"url":"data:image/png;base64,)";
+  const size_t at = text.find("event: preview\n" + head);
+  ASSERT_NE(at, text.npos) << text.substr(0, 500);
+  const size_t from = at + 15 + head.size();
+  EXPECT_TRUE(is_image(from_base64(text.substr(from, text.find('"', from) - from)).value_or(""), 32));
+  // Ended: there is no more.
+  EXPECT_TRUE(soon([&] { return !is_busy(server); }));
+  EXPECT_TRUE(server.get("/sdapi/v1/progress").value()["current_image"].is_null());
 }
 
 TEST(ServerCancel, EndsBetweenStepsAndWhereAClientLeaves) {

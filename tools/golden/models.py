@@ -26,8 +26,8 @@ import sys
 import diffusers
 import torch
 import transformers
-from diffusers import (AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage, AutoencoderKLWan, ControlNetModel,
-                       Flux2KleinPipeline, Flux2Transformer2DModel, FluxTransformer2DModel,
+from diffusers import (AutoencoderKL, AutoencoderKLFlux2, AutoencoderKLQwenImage, AutoencoderKLWan, AutoencoderTiny,
+                       ControlNetModel, Flux2KleinPipeline, Flux2Transformer2DModel, FluxTransformer2DModel,
                        QwenImageTransformer2DModel, UNet2DConditionModel, WanTransformer3DModel,
                        ZImageTransformer2DModel)
 from diffusers.loaders.single_file_utils import convert_wan_transformer_to_diffusers, convert_wan_vae_to_diffusers
@@ -106,6 +106,15 @@ VAES = {
         dict(block_out_channels=[4, 8], layers_per_block=1, norm_num_groups=4, latent_channels=16, use_quant_conv=False,
              use_post_quant_conv=False, scaling_factor=0.3611, shift_factor=0.1159),
         (6, 8),
+    ),
+}
+
+# TAESD's pattern of levels, an activation other than the last one of a block.
+TINY_VAES = {
+    "tiny_vae": (
+        dict(encoder_block_out_channels=[6, 6, 6], decoder_block_out_channels=[4, 4, 4], num_encoder_blocks=[1, 2, 1],
+             num_decoder_blocks=[2, 1, 1], latent_channels=4, act_fn="silu"),
+        (12, 8),
     ),
 }
 
@@ -706,6 +715,16 @@ def vae(case, config, size, seed=0):
     write(case, model, inputs, forward, seed)
 
 
+def tiny_vae(case, config, size, seed=0):
+    model = AutoencoderTiny(**config)
+    generator = torch.Generator().manual_seed(seed + 1)
+    small = [s >> (len(config["decoder_block_out_channels"]) - 1) for s in size]
+    inputs = {"pixels": torch.rand(2, 3, *size, generator=generator) * 2 - 1,
+              "latents": torch.randn(2, config["latent_channels"], *small, generator=generator) * 3}
+    write(case, model, inputs,
+          lambda m, i: {"latents": m.encode(i["pixels"]).latents, "pixels": m.decode(i["latents"]).sample}, seed)
+
+
 def qwen_vae(case, config, size, seed=0):
     model = AutoencoderKLQwenImage(**config)
     generator = torch.Generator().manual_seed(seed + 1)
@@ -1066,6 +1085,9 @@ def main(wanted):
     for seed, (case, (config, size)) in enumerate(VAES.items()):
         if not wanted or case in wanted:
             vae(case, config, size, seed=1000 + 100 * seed)
+    for seed, (case, (config, size)) in enumerate(TINY_VAES.items()):
+        if not wanted or case in wanted:
+            tiny_vae(case, config, size, seed=7000 + 100 * seed)
     for seed, (case, (config, size)) in enumerate(WAN_VAES.items()):
         if not wanted or case in wanted:
             wan_vae(case, config, size, seed=4008 + 100 * seed)

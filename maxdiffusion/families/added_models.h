@@ -1,0 +1,26 @@
+// Keys of models in addition to those of the model folder.
+#pragma once
+
+#include <string>
+
+#include "maxdiffusion/base/key_path.h"
+
+namespace md {
+
+/// Models in addition to those of the folder, which sampling uses.
+struct AddedModelKeys {
+  std::string preview_autoencoder, upscaler;
+  template <class V>
+  void visit(V&& v) {
+    v("preview_autoencoder", preview_autoencoder,
+      "folder of a tiny autoencoder (AutoencoderTiny: TAESD, TAEF1) that decodes the images of preview_every; empty: "
+      "their colours are a sum of the latents' channels",
+      KeyPath::input);
+    v("upscaler", upscaler,
+      ".safetensors file of ESRGAN or Real-ESRGAN (RRDBNet) that enlarges images for upscale and hires_scale; empty: "
+      "Lanczos does",
+      KeyPath::input);
+  }
+};
+
+}  // namespace md
