@@ -112,15 +112,18 @@ class Echo final : public Family {
 };
 
 /// The loss of Echo, and the loss that PyTorch's training scripts compute from the same random numbers: diffusers'
-/// train_text_to_image.py (--noise_offset, --input_perturbation) and train_dreambooth.py (--prior_loss_weight).
+/// train_text_to_image.py (--noise_offset, --input_perturbation) and train_dreambooth.py (--prior_loss_weight); with
+/// `flow`, a flow matching process, train_dreambooth_lora_flux.py, with weights 1/σ².
 struct EchoLoss {
   double ours, theirs;
   int dropped;
 };
-EchoLoss echo_loss(double offset, double perturbation, double dropout, std::optional<double> prior) {
+EchoLoss echo_loss(double offset, double perturbation, double dropout, std::optional<double> prior,
+                   std::shared_ptr<const NoiseProcess> flow = {}) {
   constexpr int64_t kBatch = 6, kChannels = 3, kEach = kChannels * 3 * 5;
   DenoiseTask task = tiny();
   task.family = std::make_shared<Echo>();
+  if (flow) task.process = flow;
   task.size = {3, 5};
   task.noise = random_noise_input({.offset = offset, .perturbation = perturbation});
   task.batch_size = kBatch;
@@ -152,7 +155,8 @@ EchoLoss echo_loss(double offset, double perturbation, double dropout, std::opti
   g.output("noise", random_normal(rng.for_("noise"), latents));
   g.output("offset", random_normal(rng.for_("noise offset"), {DType::f32, {all, 1, 1, kChannels}}));
   g.output("perturbation", random_normal(rng.for_("perturbation"), latents));
-  g.output("t", task.process->sample_timesteps(rng.for_("timestep"), all));
+  const Tensor times = task.process->sample_timesteps(rng.for_("timestep"), all);
+  g.output("t", flow ? flow->model_timestep(times) * 1e-3 : times);  // with `flow`: σ
   g.output("drop", random_uniform(rng.for_("caption"), {DType::f32, {all}}));
   const std::vector<HostArray> out = evaluate(devices, g, inputs);
   const auto noise = out[1].to_doubles(), shift = out[2].to_doubles(), extra = out[3].to_doubles(),
@@ -169,16 +173,18 @@ EchoLoss echo_loss(double offset, double perturbation, double dropout, std::opti
     const std::string prefix = of_class ? "class_" : "";
     const auto row = static_cast<size_t>(b - (of_class ? kBatch : 0));
     const double caption = dropped ? values.at("empty_caption")[0] : values.at(prefix + "caption")[row],
-                 a = alphas_cumprod[static_cast<size_t>(t[static_cast<size_t>(b)]) + 1];
+                 time = t[static_cast<size_t>(b)], a = flow ? 0 : alphas_cumprod[static_cast<size_t>(time) + 1],
+                 signal = flow ? 1 - time : std::sqrt(a), level = flow ? time : std::sqrt(1 - a);
     double sum = 0;
     for (size_t i = 0; i < kEach; ++i) {
       const size_t at = static_cast<size_t>(b) * kEach + i;
-      const double target = noise[at] + offset * shift[static_cast<size_t>(b) * kChannels + i % kChannels],
-                   added = target + perturbation * extra[at];
-      const double noisy = std::sqrt(a) * values.at(prefix + "latents")[row * kEach + i] + std::sqrt(1 - a) * added;
-      sum += (target - noisy - 1e-3 * caption) * (target - noisy - 1e-3 * caption);
+      const double x0 = values.at(prefix + "latents")[row * kEach + i],
+                   plain = noise[at] + offset * shift[static_cast<size_t>(b) * kChannels + i % kChannels],
+                   noisy = signal * x0 + level * (plain + perturbation * extra[at]),
+                   error = (flow ? plain - x0 : plain) - noisy - 1e-3 * caption;
+      sum += error * error;
     }
-    loss.theirs += sum / (kBatch * kEach) * (of_class ? *prior : 1);
+    loss.theirs += sum / (kBatch * kEach) * (of_class ? *prior : 1) / (flow ? time * time : 1);
   }
   return loss;
 }
@@ -194,6 +200,12 @@ TEST(DenoisingLoss, IsThatOfDiffusersScriptsWithEachKey) {
   EXPECT_LT(dropped.dropped, 6);
   expect_equal(echo_loss(0, 0, 0, 0.7));
   expect_equal(echo_loss(0.5, 0.3, 0, 2.0));
+  ProcessKeys keys;
+  keys.weighting_scheme = "sigma_sqrt";
+  const auto flow = make_process({{"_class_name", "FlowMatchEulerDiscreteScheduler"}}, keys);
+  expect_equal(echo_loss(0, 0, 0, {}, flow));
+  expect_equal(echo_loss(0, 0, 0.5, 0.7, flow));
+  expect_equal(echo_loss(0.5, 0.3, 0, 2.0, flow));
 }
 
 const nlohmann::json& golden() {
