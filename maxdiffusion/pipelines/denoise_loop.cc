@@ -335,7 +335,12 @@ void check_sampling(const Family& family, const SampleOptions& o) {
                     "noise",
                     o.guidance.guidance_method, sampler_of(family, o)->name()))
         .note("try: scheduler=euler or scheduler=ddim");
-  make_step_cache(o.cache, sampling_plan(family, table, family.image_conditioning() != nullptr, o));
+  const SamplingPlan plan = sampling_plan(family, table, family.image_conditioning() != nullptr, o);
+  make_step_cache(o.cache, plan);
+  if (const PerturbedGuidance* p = perturbed_guidance(o.guidance);
+      p && std::ranges::none_of(plan.stages, &SamplingStage::perturbed))
+    log_warning("{} is ignored: {} applies to none of the {} steps; expected a wider range of steps", p->key, p->name,
+                std::ssize(table.timesteps));
   if (o.control) control_scales(*o.control, 1);
 }
 

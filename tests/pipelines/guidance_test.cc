@@ -158,6 +158,11 @@ TEST(Guidance, OfOtherModelsAndRefusals) {
     words.push_back(guided);
     EXPECT_GT(distance(s.latents(model, words), s.latents(model, {guided})), 1e-3);
   }
+  // The usual range, 0.01 to 0.2, has none of 4 steps.
+  const Outcome none = s.run("wan/t2v", {skip[0], skip[1]});
+  EXPECT_EQ(none.status, 0) << none.err;
+  EXPECT_TRUE(contains(none.err, "skip_layer_guidance_scale is ignored: skip-layer guidance applies to none of the 4"))
+      << none.err;
   // Stacked blocks give the same prediction as separate ones.
   for (const std::vector<std::string>& words : {skip, {"pag_scale=2", "pag_applied_layers=[attn1]"}}) {
     std::vector<std::string> stacked = words;

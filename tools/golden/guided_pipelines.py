@@ -56,7 +56,7 @@ CASES = {
     "skip_layers": ("wan", {}, dict(skip_layer_guidance_scale=2.5, skip_layer_guidance_layers=[1],
                                     skip_layer_guidance_start=0.1, skip_layer_guidance_stop=0.7)),
     "skip_layers_unguided": ("wan", {}, dict(skip_layer_guidance_scale=2.5, skip_layer_guidance_layers=[0],
-                                             guidance_scale=1.0, width=48)),
+                                             skip_layer_guidance_stop=0.9, guidance_scale=1.0, width=48)),
 }
 
 
