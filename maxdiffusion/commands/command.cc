@@ -69,8 +69,8 @@ void print_config_keys(const KeyPrinter& print, std::initializer_list<std::strin
 }
 
 void print_all_config_keys(const KeyPrinter& print) {
-  print_config_keys(print,
-                    {"run", "devices", "model", "data", "training", "DreamBooth", "LoRA", "samples", "without effect"});
+  print_config_keys(print, {"run", "devices", "model", "data", "training", "DreamBooth", "textual inversion", "LoRA",
+                            "samples", "without effect"});
 }
 
 }  // namespace md

@@ -17,16 +17,19 @@
 namespace md {
 namespace {
 
-/// The ControlNet's folder or file named by the keys; empty: none.
-std::string control_folder(const std::string& name, bool required) {
-  const bool is_file = std::filesystem::is_regular_file(name);
-  if (!required && !is_file && !std::filesystem::is_directory(name)) return "";
-  if (name.empty())
+/// The folders or files of the ControlNets that the keys name.
+std::vector<std::string> control_folders(const std::vector<std::string>& names, bool required) {
+  const bool any = std::ranges::any_of(names, [](const std::string& name) { return std::filesystem::exists(name); });
+  if (!required && !any) return {};  // configs name those of generate_controlnet on the hub
+  if (names.empty())
     throw Error(Code::invalid_config, "controlnet_model_name_or_path is empty; expected a ControlNet's folder or file")
         .note("try: controlnet_model_name_or_path=FOLDER controlnet_image=edges.png");
-  std::string folder = is_file ? name : local_folder(name);
-  log_info("ControlNet: {}", folder);
-  return folder;
+  std::vector<std::string> folders;
+  for (const std::string& name : names) {
+    folders.push_back(std::filesystem::is_regular_file(name) ? name : local_folder(name));
+    log_info("ControlNet: {}", folders.back());
+  }
+  return folders;
 }
 
 /// Pixels of a file, or of a web address.
@@ -50,9 +53,11 @@ HostArray read_latents(const std::string& path) try {
 }  // namespace
 
 SampleRequest with_files(SampleRequest r, const SampleFiles& files, bool control) {
-  if (control && !files.control_image.empty()) {
-    r.control.image = image_at(files.control_image);
-    if (files.control_preprocessor == "canny") r.control.image = canny_edges(r.control.image, 100, 200);
+  r.controls.resize(control ? files.control_images.size() : 0);
+  for (size_t i = 0; i < r.controls.size(); ++i) {
+    const std::string& preprocessor = files.control_preprocessors.at(i);
+    r.controls[i].image = image_at(files.control_images.at(i));
+    if (preprocessor == "canny") r.controls[i].image = canny_edges(r.controls[i].image, 100, 200);
   }
   if (!files.latents.empty()) r.latents = read_latents(files.latents);
   check(files.last_image.empty() || !files.images.empty(), Code::invalid_config, "last_image is given without image");
@@ -63,7 +68,7 @@ SampleRequest with_files(SampleRequest r, const SampleFiles& files, bool control
 }
 
 PipelineOptions with_control_folder(PipelineOptions options, bool required) {
-  options.controlnet = control_folder(options.controlnet, required);
+  options.controlnets = control_folders(options.controlnets, required);
   return options;
 }
 

@@ -128,9 +128,10 @@ class KeyList {
   void key(const char* name, std::optional<double>& m, const char* meaning, const std::optional<KeyRange>& range = {});
   /// Names and paths. A single text is a list of one; on the command line a list needs no quotes: [a, b].
   void key(const char* name, std::vector<std::string>& m, const char* meaning, KeyPath path = KeyPath::none);
+  void key(const char* name, std::vector<std::string>& m, const char* meaning, const KeyWords& words);  // each of them
   void key(const char* name, Texts& m, const char* meaning);
   void key(const char* name, OptionalTexts& m, const char* meaning);
-  /// On the command line numbers need no brackets: 1,2.
+  /// A single number is a list of one; on the command line several need no brackets: 1,2.
   void key(const char* name, std::vector<int64_t>& m, const char* meaning, const std::optional<KeyRange>& range = {});
   void key(const char* name, std::vector<double>& m, const char* meaning, const std::optional<KeyRange>& range = {});
   /// Each field as one line of JSON: 0.25, "later", true, [1, 2].

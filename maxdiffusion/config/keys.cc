@@ -185,8 +185,11 @@ ConfigKey numbers_key(const char* name, std::vector<T>& m, const char* meaning, 
   return {.name = name,
           .meaning = meaning,
           .type = type,
-          .set = [=, &m, read = within(range, read)](
-                     const ConfigValue& v) { m = read_list<T>(name, v, expected, false, read); },
+          .set =
+              [=, &m, read = within(range, read)](const ConfigValue& v) {
+                const auto one = v.kind == Kind::plain && !v.is_null ? read(v.text) : std::nullopt;
+                m = one ? std::vector<T>{*one} : read_list<T>(name, v, expected, false, read);
+              },
           .print = [=, &m] { return print_list(m, print); },
           .range = range};
 }
@@ -285,6 +288,18 @@ void KeyList::key(const char* name, std::vector<std::string>& m, const char* mea
              for (std::string& text : m) texts.push_back(&text);
              return texts;
            }});
+}
+
+void KeyList::key(const char* name, std::vector<std::string>& m, const char* meaning, const KeyWords& words) {
+  key(name, m, meaning);
+  ConfigKey& declared = keys_.back();
+  declared.words = words;
+  declared.set = [name, words, &m, any = declared.set](const ConfigValue& v) {
+    any(v);
+    for (const std::string& text : m)
+      if (text.empty() ? !words.or_empty : std::ranges::count(words.words, text) == 0)
+        throw refusal(name, v, words.text());
+  };
 }
 
 void KeyList::key(const char* name, Texts& m, const char* meaning) {

@@ -136,6 +136,18 @@ std::vector<int32_t> tokens_of(const Tokenizer& t, const std::string& text) {
   return {ids.begin() + 1, ids.end() - 1};
 }
 
+/// The ids in parts: each placeholder of several ids, and the ids between them.
+std::vector<std::vector<int32_t>> separated(const Tokenizer& t, const std::vector<int32_t>& ids) {
+  std::vector<std::vector<int32_t>> out(1);
+  for (size_t i = 0; i < ids.size();) {
+    const auto n = static_cast<size_t>(t.together(ids[i]));
+    if (n > 1) out.emplace_back();
+    for (size_t k = 0; k < n && i < ids.size(); ++k) out.back().push_back(ids[i++]);
+    if (n > 1) out.emplace_back();
+  }
+  return out;
+}
+
 struct Chunker {
   const Tokenizer& tokenizer;
   size_t room;  // tokens without start and end
@@ -166,6 +178,9 @@ void chunk_a1111(const std::vector<WeightedText>& parts, Chunker& c) {
       continue;
     }
     for (const int32_t id : tokens_of(c.tokenizer, part.text)) {
+      if (const int64_t together = c.tokenizer.together(id);
+          together > 1 && c.chunk.ids.size() + static_cast<size_t>(together) > c.room && !c.chunk.ids.empty())
+        next();
       if (id == comma) {
         behind_comma = c.chunk.ids.size() + 1;  // reset below if the chunk is full
       } else if (c.chunk.ids.size() == c.room && behind_comma > 0 && c.chunk.ids.size() - (behind_comma - 1) <= kBack) {
@@ -187,16 +202,17 @@ void chunk_a1111(const std::vector<WeightedText>& parts, Chunker& c) {
 void chunk_comfyui(const std::vector<WeightedText>& parts, Chunker& c) {
   constexpr size_t kLong = 8;
   for (const WeightedText& part : parts) {
-    const std::vector<int32_t> ids = tokens_of(c.tokenizer, part.text);
-    const bool is_long = ids.size() >= kLong;
-    for (size_t at = 0; at < ids.size();) {
-      const size_t left = ids.size() - at, space = c.room - c.chunk.ids.size();
-      if (left > space && !is_long) {
-        c.close();
-        continue;
+    for (const std::vector<int32_t>& ids : separated(c.tokenizer, tokens_of(c.tokenizer, part.text))) {
+      const bool is_long = ids.size() >= kLong;
+      for (size_t at = 0; at < ids.size();) {
+        const size_t left = ids.size() - at, space = c.room - c.chunk.ids.size();
+        if (left > space && !is_long) {
+          c.close();
+          continue;
+        }
+        for (const size_t end = at + std::min(left, space); at < end; ++at) c.add(ids[at], part.weight);
+        if (left > space) c.close();
       }
-      for (const size_t end = at + std::min(left, space); at < end; ++at) c.add(ids[at], part.weight);
-      if (left > space) c.close();
     }
   }
   if (!c.chunk.ids.empty() || c.chunks.empty()) c.close();

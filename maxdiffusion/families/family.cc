@@ -62,6 +62,10 @@ int64_t ImageToImage::first_step(int64_t steps, double part) const {
   return runs_begun_steps ? static_cast<int64_t>(n - running) : steps - static_cast<int64_t>(running);
 }
 
+std::string control_component(size_t i) { return i == 0 ? "controlnet" : fmt::format("controlnet_{}", i); }
+std::string control_image_field(size_t i) { return fmt::format("control_image_{}", i); }
+std::string control_scale_field(size_t i) { return fmt::format("control_scale_{}", i); }
+
 std::vector<std::string> FamilySpec::text_components() const {
   std::vector<std::string> names;
   for (const TextEncoderSpec& e : text_encoders)

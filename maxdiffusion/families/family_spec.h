@@ -12,6 +12,7 @@
 #include "maxdiffusion/families/record_format.h"
 #include "maxdiffusion/families/reference_conventions.h"
 #include "maxdiffusion/models/autoencoder.h"
+#include "maxdiffusion/tokenizers/placeholders.h"
 #include "maxdiffusion/tokenizers/tokenizer.h"
 
 namespace md {
@@ -33,6 +34,9 @@ struct TextEncoderSpec {
   bool pooled = false;          // only its pooled output is used, so truncation is not logged
   std::vector<int64_t> layers = {};  // layers whose outputs are used, if text_encoder_out_layers selects them
   std::function<std::string(const std::string&)> prepare = {};  // changes the caption before it is tokenized
+  /// Width of its tokens' embeddings, to which learned ones may be added (textual inversion); 0: they may not.
+  int64_t embedding_width = 0;
+  std::vector<Placeholder> placeholders = {};  // words that mean these
   /// Suffixes of the layers that get LoRA matrices unless a key names others.
   std::vector<std::string> lora_targets = {"q_proj", "k_proj", "v_proj", "out_proj"};
 };
@@ -61,6 +65,12 @@ struct ImageToImage {
   /// Index of the first of `steps` steps that runs; `steps` if none does.
   int64_t first_step(int64_t steps, double strength) const;
 };
+
+/// Names of the ControlNet `i`: component, and conditioning fields: the image, f32 [H, W, 3] in [0, 1], and the factor
+/// of its residuals, f32 [].
+std::string control_component(size_t i);
+std::string control_image_field(size_t i);
+std::string control_scale_field(size_t i);
 
 struct FamilySpec {
   /// Denoiser components, from noisy to clean; usually one. A run's weights have the first one's name.
@@ -107,6 +117,8 @@ struct FamilySpec {
   /// denoiser is not a sequence of blocks.
   std::string blocks = {};
   int64_t block_count = 0;
+  /// Components of ControlNets, each with an image (control_image_field) and a weight in each step.
+  std::vector<std::string> controlnets = {};
   bool has_freeu = false;       // the denoiser reads PredictOptions::freeu
   std::string axis_rules = {};  // default of logical_axis_rules; empty: AxisRules::defaults()
   LoraSpec lora = {};

@@ -5,11 +5,13 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/weight_format.h"
 #include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/model_folder/match_weights.h"
+#include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/storage/hub_cache.h"
 
 namespace md {
@@ -202,6 +204,24 @@ std::vector<std::string> ModelWeights::linkable(const ParamTable& params, const 
 
 std::function<NamedShards()> ModelWeights::open(const ParamTable& params, const std::string& component,
                                                 bool keep_types) const {
+  const auto added = std::ranges::find_if(params.params(),
+                                          [&](const Param& p) { return p.model == component && nn::is_added_rows(p); });
+  if (added != params.params().end()) {
+    const auto published = std::make_shared<const ParamTable>(nn::without_added_rows(params));
+    const auto known = added_rows_.find(component);
+    HostArray values = known == added_rows_.end() ? HostArray() : known->second;
+    const int32_t like = values ? 0 : added_rows_like_.at(component);
+    return [published, read = open(*published, component, keep_types), values, like, name = added->input,
+            shape = added->shape] {
+      NamedShards all = read();
+      const HostArray rows_of_them =
+          values
+              ? values
+              : repeat_rows(rows(all.at(name.substr(0, name.rfind('.')) + ".weight").whole(), like, 1), shape.dims[0]);
+      all.merge(as_shards(HostArrays{{name, rows_of_them.cast(shape.dtype)}}));
+      return all;
+    };
+  }
   if (has_few_bits(params, component) && location(component).empty()) {
     const auto plain = std::make_shared<const ParamTable>(before_few_bits(params, component));
     return [plain, &params, component, read = open(*plain, component)] {

@@ -16,6 +16,8 @@ namespace md {
 
 /// Keys of the model folder and of files that replace its weights.
 struct ModelKeys : FolderKeys {
+  std::vector<std::string> embeddings, embedding_tokens;
+  std::string embeddings_dir;
   std::string pretrained_model_name_or_path, model_name, model_type, unet_checkpoint, lightning_repo, lightning_ckpt,
       vae_file, flux_name, clip_model_name_or_path, t5xxl_model_name_or_path;
   std::string wan_transformer_pretrained_model_name_or_path;
@@ -61,6 +63,12 @@ struct ModelKeys : FolderKeys {
     v("text_encoder_out_layers", text_encoder_out_layers,
       "layers of the text encoder that the denoiser reads, for models that read several; empty: the model's",
       at_least(0));
+    v("embeddings", embeddings, "files of learned embeddings (textual inversion): one, a list, or one text with commas",
+      KeyPath::input);
+    v("embedding_tokens", embedding_tokens,
+      "the words of prompts that mean them, one for each of embeddings; empty: the words in the files, or else the "
+      "files' names");
+    v("embeddings_dir", embeddings_dir, "folder of such files: those that fit this model are read", KeyPath::input);
     v("train_expert", train_expert,
       "which of two denoisers is trained: high (of the noisy steps), low, or both, alternating",
       one_of_or_empty({"high", "low", "both"}));
@@ -104,6 +112,10 @@ class ModelWeights {
   std::vector<std::string> linkable(const ParamTable& params, const std::string& component) const;
   /// Replaces a component's weights by trained values, by input name.
   void set(const std::string& component, HostArrays values) { replaced_[component] = std::move(values); }
+  /// Rows that are added to a text encoder's embeddings of tokens, f32 [n, width] (nn::embedding).
+  void set_added_rows(const std::string& component, HostArray rows) { added_rows_[component] = std::move(rows); }
+  /// The same: each is the row `id` of these embeddings.
+  void set_added_rows_like(const std::string& component, int32_t id) { added_rows_like_[component] = id; }
   /// Random values are generated for these slices only.
   void set_slices(SlicesOf slices) { slices_ = std::move(slices); }
   /// Matches names and shapes now: throws io if there are no weights, or naming every missing, unused or misshapen
@@ -124,6 +136,8 @@ class ModelWeights {
   std::map<std::string, std::string> locations_;  // components without one are random
   std::map<std::string, WeightNameMap> other_names_;
   std::map<std::string, HostArrays> replaced_;
+  std::map<std::string, HostArray> added_rows_;
+  std::map<std::string, int32_t> added_rows_like_;
   std::shared_ptr<OpenedWeights> opened_;
   SlicesOf slices_ = [](const Param& p) { return std::vector<Slice>{Slice::all(p.shape.dims)}; };
   uint64_t seed_;

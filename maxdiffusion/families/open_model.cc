@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/finite.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
@@ -59,13 +60,14 @@ void add_previewer(ModelFolder& folder, const std::string& tiny) {
             : fmt::format("{} and {}, as the model's autoencoder has them", coder.channels, coder.downscale));
 }
 
-ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const std::string& controlnet,
+ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const std::vector<std::string>& controlnets,
                         const AddedModelKeys& added) {
   ModelFolder folder = ModelFolder::open(model, keys);
-  if (std::filesystem::is_regular_file(controlnet))
-    folder.add_component("controlnet", controlnet, control_config(folder, controlnet));
-  else if (!controlnet.empty())
-    folder.add_component("controlnet", controlnet);
+  for (size_t i = 0; i < controlnets.size(); ++i)
+    if (std::filesystem::is_regular_file(controlnets[i]))
+      folder.add_component(control_component(i), controlnets[i], control_config(folder, controlnets[i]));
+    else
+      folder.add_component(control_component(i), controlnets[i]);
   if (!keys.text_encoder_out_layers.empty()) folder.set_option("text_encoder_out_layers", keys.text_encoder_out_layers);
   take_autoencoders_config(folder, make_family(folder)->spec().autoencoder->component, keys.vae_file);
   if (!added.preview_autoencoder.empty()) add_previewer(folder, added.preview_autoencoder);
@@ -73,6 +75,53 @@ ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const s
   if (keys.max_sequence_length) folder.set_option("max_sequence_length", *keys.max_sequence_length);
   if (keys.reference_resolution) folder.set_option("reference_resolution", *keys.reference_resolution);
   return folder;
+}
+
+/// The rows of all embeddings, in order.
+HostArray rows_of(const std::vector<LearnedEmbedding>& embeddings) {
+  int64_t n = 0, at = 0;
+  for (const LearnedEmbedding& e : embeddings) n += e.rows.dims()[0];
+  HostArray all;
+  for (const LearnedEmbedding& e : embeddings) {
+    add_rows(all, n, at, e.rows);
+    at += e.rows.dims()[0];
+  }
+  return all;
+}
+
+void set_placeholders(ModelFolder& folder, const Family& family, const LearnedEmbeddings& learned,
+                      const InversionKeys& inversion) {
+  bool any = false;
+  for (const TextEncoderSpec& e : family.spec().text_encoders) {
+    if (e.embedding_width == 0) continue;
+    any = true;
+    std::vector<Placeholder> placeholders;
+    if (const auto its = learned.find(e.component); its != learned.end())
+      for (const LearnedEmbedding& one : its->second) placeholders.push_back({one.word, one.rows.dims()[0]});
+    if (!inversion.placeholder_token.empty())
+      placeholders.push_back({inversion.placeholder_token, inversion.num_vectors});
+    folder.set_placeholders(e.component, std::move(placeholders));
+  }
+  check(any, Code::invalid_config,
+        "placeholder_token is '{}'; expected empty: this model's text encoders take no learned embeddings",
+        inversion.placeholder_token);
+}
+
+/// The id of the initial word in each text encoder. Throws invalid_config for words that cannot be trained.
+std::map<std::string, int32_t> initial_tokens(const Family& family, const InversionKeys& keys) {
+  check(keys.placeholder_token.find_first_of("{}|\\ \t\n") == std::string::npos, Code::invalid_config,
+        "placeholder_token is '{}'; expected a word without blanks, braces and |, as in <cat-toy>",
+        keys.placeholder_token);
+  std::map<std::string, int32_t> ids;
+  for (const TextEncoderSpec& e : family.spec().text_encoders) {
+    if (e.embedding_width == 0) continue;
+    const std::vector<int32_t> tokens = e.tokenizer->tokens(keys.initializer_token, e.max_tokens);
+    check(tokens.size() == 3, Code::invalid_config,
+          "initializer_token is '{}', which {} reads as {} tokens; expected a word of one token, as in toy",
+          keys.initializer_token, e.component, tokens.size() - 2);
+    ids[e.component] = tokens[1];
+  }
+  return ids;
 }
 
 }  // namespace
@@ -94,13 +143,21 @@ std::string model_on_this_machine(const std::string& location) {
   return find_file(below(model, kState)) ? local_checkpoint(model, CheckpointPart::model) : local_copy(model);
 }
 
-OpenedModel open_model(const std::string& model, const ModelKeys& keys, Purpose purpose, uint64_t seed,
-                       const std::string& controlnet, const AddedModelKeys& added) {
-  ModelFolder folder = open_folder(model_on_this_machine(model), keys, controlnet, added);
+OpenedModel open_model(const std::string& model, const ModelKeys& keys, const OpenOptions& o) {
+  ModelFolder folder = open_folder(model_on_this_machine(model), keys, o.controlnets, o.added);
   std::shared_ptr<const Family> family = make_family(folder);
   check_kind(keys, folder, *family);
-  ModelWeights weights = purpose == Purpose::training ? ModelWeights::for_training(folder, *family, keys, seed)
-                                                      : ModelWeights::for_sampling(folder, *family, keys, seed);
+  const bool trains = o.purpose == Purpose::training;
+  const LearnedEmbeddings learned = read_learned_embeddings(keys, *family, trains ? "" : folder.path());
+  if (!learned.empty() || !o.inversion.placeholder_token.empty()) {
+    set_placeholders(folder, *family, learned, o.inversion);
+    family = make_family(folder);
+  }
+  ModelWeights weights = trains ? ModelWeights::for_training(folder, *family, keys, o.seed)
+                                : ModelWeights::for_sampling(folder, *family, keys, o.seed);
+  if (!o.inversion.placeholder_token.empty())
+    for (const auto& [component, id] : initial_tokens(*family, o.inversion)) weights.set_added_rows_like(component, id);
+  for (const auto& [component, embeddings] : learned) weights.set_added_rows(component, rows_of(embeddings));
   return {std::move(folder), std::move(family), std::move(weights)};
 }
 

@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/families/added_models.h"
 #include "maxdiffusion/families/family.h"
+#include "maxdiffusion/families/learned_embeddings.h"
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/model_folder/model_folder.h"
 
@@ -20,12 +21,17 @@ struct OpenedModel {
   std::shared_ptr<const Family> family;
   ModelWeights weights;
 };
-/// `model`: as in model_on_this_machine. `keys`: what else describes the folder, and files that replace its weights.
-/// `controlnet`: a ControlNet's folder or file, which becomes the component "controlnet"; empty: none. `added`: become
-/// components of their keys' names. `seed`: of random weights. Throws io if files are missing or weights do not match
-/// their configs; invalid_config if the folder has no family or contradicts `keys`.
-OpenedModel open_model(const std::string& model, const ModelKeys& keys, Purpose purpose, uint64_t seed = 0,
-                       const std::string& controlnet = "", const AddedModelKeys& added = {});
+struct OpenOptions {
+  Purpose purpose = Purpose::training;
+  uint64_t seed = 0;                          // of random weights
+  std::vector<std::string> controlnets = {};  // folders or files of ControlNets: components by control_component
+  AddedModelKeys added = {};                  // become components of their keys' names
+  InversionKeys inversion = {};               // the word whose embeddings are trained; their values are the caller's
+};
+/// `model`: as in model_on_this_machine. `keys`: what else describes the folder, and files that replace or add to its
+/// weights. Throws io if files are missing or weights do not match their configs; invalid_config if the folder has no
+/// family or contradicts `keys`.
+OpenedModel open_model(const std::string& model, const ModelKeys& keys, const OpenOptions& options);
 
 /// Throws io naming the first component needed for sampling whose weights are missing.
 void check_weights(const OpenedModel& model);

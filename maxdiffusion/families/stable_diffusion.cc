@@ -16,9 +16,9 @@
 namespace md {
 namespace {
 
-constexpr const char *kUNet = "unet", *kVae = "vae", *kControl = "controlnet", *kText = "text_encoder",
-                     *kText2 = "text_encoder_2", *kPrompt = "prompt_embeds", *kPooled = "text_embeds",
-                     *kSizes = "time_ids", *kInpainting = "inpainting";
+constexpr const char *kUNet = "unet", *kVae = "vae", *kText = "text_encoder", *kText2 = "text_encoder_2",
+                     *kPrompt = "prompt_embeds", *kPooled = "text_embeds", *kSizes = "time_ids",
+                     *kInpainting = "inpainting";
 
 /// Files keep transformers' names for OpenAI's text encoders, but not for OpenCLIP's.
 SingleFile single_file(bool two, bool open_clip, const nlohmann::json& scheduler) {
@@ -57,6 +57,18 @@ std::vector<std::string> self_attentions(const UNetConfig& c) {
   return all;
 }
 
+/// Of a CLIP text encoder, with the learned embeddings of the folder.
+TextEncoderSpec text_encoder_spec(const ModelFolder& folder, const std::string& component,
+                                  const std::string& tokenizer) {
+  const auto& clip = folder.config<ClipTextConfig>(component);
+  const std::vector<Placeholder> placeholders = folder.placeholders(component);
+  return {.component = component,
+          .tokenizer = with_placeholders(folder.tokenizer(tokenizer), placeholders, clip.vocab_size),
+          .max_tokens = clip.max_position_embeddings,
+          .embedding_width = clip.hidden_size,
+          .placeholders = placeholders};
+}
+
 FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
   const auto& unet = folder.config<UNetConfig>(kUNet);
   const std::shared_ptr<const Autoencoder> vae = folder.autoencoder(kVae);
@@ -71,27 +83,25 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
   const int64_t length = clip.max_position_embeddings;
   const bool open_clip = clip.hidden_act == "gelu";  // else OpenAI's
   const nlohmann::json scheduler = parse_json(folder.scheduler_config());
-  FamilySpec spec = {
-      .denoisers = {kUNet},
-      .autoencoder = vae,
-      .text_encoders = {{.component = kText, .tokenizer = folder.tokenizer("tokenizer"), .max_tokens = length}},
-      .conditioning = {{kPrompt, {DType::f32, {length, unet.cross_attention_dim.front()}}}},
-      .zero_empty_prompt = two && folder.option("force_zeros_for_empty_prompt", true),
-      .training_patch = int64_t{1} << (unet.block_out_channels.size() - 1),
-      .image_to_image = two ? ImageToImage{.strength = 0.3, .inpaint_strength = 0.9999} : ImageToImage{},
-      .self_attentions = self_attentions(unet),
-      .has_freeu = true,
-      .single_file = single_file(two, open_clip, scheduler),
-      .records = micro ? sdxl_records() : sd_records(),
-      .reference = reference_conventions(folder)};
+  FamilySpec spec = {.denoisers = {kUNet},
+                     .autoencoder = vae,
+                     .text_encoders = {text_encoder_spec(folder, kText, "tokenizer")},
+                     .conditioning = {{kPrompt, {DType::f32, {length, unet.cross_attention_dim.front()}}}},
+                     .zero_empty_prompt = two && folder.option("force_zeros_for_empty_prompt", true),
+                     .training_patch = int64_t{1} << (unet.block_out_channels.size() - 1),
+                     .image_to_image = two ? ImageToImage{.strength = 0.3, .inpaint_strength = 0.9999} : ImageToImage{},
+                     .self_attentions = self_attentions(unet),
+                     .has_freeu = true,
+                     .single_file = single_file(two, open_clip, scheduler),
+                     .records = micro ? sdxl_records() : sd_records(),
+                     .reference = reference_conventions(folder)};
   spec.lora.kohya_version = open_clip ? "sd_v2" : "sd_v1";
   if (scheduler.value("prediction_type", nlohmann::json()) == "v_prediction") spec.lora.kohya_version += "_v";
   if (two) {
-    spec.text_encoders.push_back({.component = kText2,
-                                  .tokenizer = folder.tokenizer("tokenizer_2"),
-                                  .ids = "ids_2",
-                                  .max_tokens = length,
-                                  .second_prompt = true});
+    spec.text_encoders.push_back(text_encoder_spec(folder, kText2, "tokenizer_2"));
+    spec.text_encoders.back().ids = "ids_2";
+    spec.text_encoders.back().max_tokens = length;
+    spec.text_encoders.back().second_prompt = true;
     spec.lora.kohya_version = "sdxl_base_v1-0";
   }
   for (const std::string& component : spec.text_components())
@@ -107,6 +117,8 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
         "models that take other things than latents are not supported",
         unet.in_channels, vae->channels, with_image);
   if (unet.in_channels == with_image) spec.inpainting = kInpainting;
+  while (folder.has(control_component(spec.controlnets.size())))
+    spec.controlnets.push_back(control_component(spec.controlnets.size()));
   return spec;
 }
 
@@ -114,9 +126,12 @@ class StableDiffusion final : public Family {
  public:
   explicit StableDiffusion(const ModelFolder& folder)
       : Family(stable_diffusion_spec(folder)), unet_(folder.config<UNetConfig>(kUNet)) {
-    for (const std::string& component : spec().text_components())
-      texts_.push_back(folder.config<ClipTextConfig>(component));
-    if (folder.has(kControl)) control_ = folder.config<ControlNetConfig>(kControl);
+    for (const TextEncoderSpec& e : spec().text_encoders) {
+      texts_.push_back(folder.config<ClipTextConfig>(e.component));
+      texts_.back().added_tokens = ids_of(e.placeholders);
+    }
+    for (const std::string& component : spec().controlnets)
+      controls_.push_back(folder.config<ControlNetConfig>(component));
   }
 
   /// Two encoders: the hidden states before the last layer of both, concatenated along features, and the projected end
@@ -143,13 +158,7 @@ class StableDiffusion final : public Family {
                      const PredictOptions& options) const override {
     UNetInputs in{.sample = x, .timestep = t, .encoder_hidden_states = c.at(kPrompt), .freeu = options.freeu};
     if (micro()) in.text_embeds = c.at(kPooled), in.time_ids = c.at(kSizes);
-    if (const auto image = c.find("control_image"); image != c.end()) {
-      const Tensor scale = c.at("control_scale");
-      ControlResiduals r = controlnet(models(kControl), *control_, in, image->second);
-      for (Tensor& d : r.down) d = d * cast(scale, d.dtype());
-      in.down_residuals = r.down;
-      in.mid_residual = r.mid * cast(scale, r.mid.dtype());
-    }
+    in = with_controls(models, in, c);
     if (const std::string& field = spec().inpainting; !field.empty()) {
       check(c.contains(field), Code::invalid_config,
             "this UNet takes {} channels: it is an inpainting model, which takes a mask and the masked image; expected "
@@ -172,11 +181,29 @@ class StableDiffusion final : public Family {
   }
 
  private:
+  /// The UNet's inputs with the sum of the residuals of all ControlNets that have an image.
+  UNetInputs with_controls(const Models& models, const UNetInputs& in, const Conditioning& c) const {
+    UNetInputs out = in;
+    for (size_t i = 0; i < controls_.size(); ++i) {
+      const auto image = c.find(control_image_field(i));
+      if (image == c.end()) continue;
+      const Tensor scale = c.at(control_scale_field(i));
+      const auto add = [&](Tensor sum, Tensor residual) {
+        residual = residual * cast(scale, residual.dtype());
+        return sum ? sum + residual : residual;
+      };
+      const ControlResiduals r = controlnet(models(control_component(i)), controls_[i], in, image->second);
+      out.down_residuals.resize(r.down.size());
+      for (size_t k = 0; k < r.down.size(); ++k) out.down_residuals[k] = add(out.down_residuals[k], r.down[k]);
+      out.mid_residual = add(out.mid_residual, r.mid);
+    }
+    return out;
+  }
   bool micro() const { return unet_.addition_embed_type.has_value(); }
 
   UNetConfig unet_;
   std::vector<ClipTextConfig> texts_;
-  std::optional<ControlNetConfig> control_;
+  std::vector<ControlNetConfig> controls_;
 };
 
 }  // namespace

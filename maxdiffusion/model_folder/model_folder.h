@@ -16,6 +16,7 @@
 #include "maxdiffusion/model_folder/opened_weights.h"
 #include "maxdiffusion/models/registry.h"
 #include "maxdiffusion/nn/param.h"
+#include "maxdiffusion/tokenizers/placeholders.h"
 #include "maxdiffusion/tokenizers/tokenizer.h"
 
 namespace md {
@@ -94,6 +95,14 @@ class ModelFolder {
   /// the folder.
   const std::map<std::string, std::string>& files() const { return files_; }
   const std::string& scheduler_config() const { return files_.at("scheduler/scheduler_config.json"); }
+  /// Words that mean learned embeddings of a text encoder; files are unchanged.
+  void set_placeholders(const std::string& component, std::vector<Placeholder> placeholders) {
+    placeholders_[component] = std::move(placeholders);
+  }
+  std::vector<Placeholder> placeholders(const std::string& component) const {
+    const auto found = placeholders_.find(component);
+    return found == placeholders_.end() ? std::vector<Placeholder>() : found->second;
+  }
   /// Texts of the tokenizers' files in transformers' format, by path relative to the folder.
   std::map<std::string, std::string> tokenizer_files() const;
 
@@ -129,6 +138,7 @@ class ModelFolder {
   std::map<std::string, Component> components_;
   std::map<std::string, std::string> tokenizer_classes_;
   std::map<std::string, std::shared_ptr<const Tokenizer>> tokenizers_;
+  std::map<std::string, std::vector<Placeholder>> placeholders_;  // by text encoder
   std::map<std::string, std::string> files_;
   std::shared_ptr<OpenedWeights> opened_ = std::make_shared<OpenedWeights>();
 };

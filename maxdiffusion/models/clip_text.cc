@@ -13,9 +13,13 @@
 namespace md {
 namespace {
 
-/// Row of x at the end token. The legacy id 2 in a config means the position of the largest id; otherwise the first
-/// eos_token_id.
+/// Row of x at the end token. The legacy id 2 in a config means the position of the vocabulary's largest id; otherwise
+/// the first eos_token_id.
 Tensor at_end_of_text(const ClipTextConfig& c, Tensor x, Tensor ids) {
+  if (c.added_tokens > 0) {  // their ids are larger
+    const Tensor size = full(ids.graph(), static_cast<double>(c.vocab_size), ids.shape());
+    ids = where(lt(ids, size), ids, full(ids.graph(), 0, ids.shape()));
+  }
   Tensor key = c.eos_token_id == 2
                    ? ids
                    : cast(eq(ids, constant(ids.graph(), static_cast<double>(c.eos_token_id), ids.dtype())), DType::s32);
@@ -60,7 +64,7 @@ ClipTextOutput clip_text(const Scope& root, const ClipTextConfig& c, Tensor ids,
   // Larger than CLIP's 0.02: random_text_encoder uses initial values untrained, and embeddings of tokens would be
   // negligible.
   const Init token = init::normal(1);
-  Tensor x = nn::embedding(s / "embeddings.token_embedding", ids, c.vocab_size, c.hidden_size, token);
+  Tensor x = nn::embedding(s / "embeddings.token_embedding", ids, c.vocab_size, c.hidden_size, token, c.added_tokens);
   Tensor positions = (s / "embeddings.position_embedding")
                          .param("weight", {c.max_position_embeddings, c.hidden_size}, {"", ""}, init::normal(0.01));
   x = x + cast(slice_axis(positions, 0, 0, ids.dim(1)), x.dtype());

@@ -16,6 +16,7 @@ struct ClipTextConfig {
   std::string hidden_act = "quick_gelu";
   double layer_norm_eps = 1e-5;
   bool with_projection = false;  // architectures: CLIPTextModelWithProjection
+  int64_t added_tokens = 0;      // learned embeddings, whose ids follow those of the vocabulary; not in config.json
 
   static ClipTextConfig from_json(const nlohmann::json& config);
 };

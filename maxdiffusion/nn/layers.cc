@@ -202,9 +202,34 @@ Tensor conv3d(const Scope& s, Tensor x, const Conv3dOptions& o) {
   return o.bias ? add_bias(s, y) : y;
 }
 
-Tensor embedding(const Scope& s, Tensor ids, int64_t rows, int64_t width, Init init) {
+Tensor embedding(const Scope& s, Tensor ids, int64_t rows, int64_t width, Init init, int64_t added) {
   auto path = s.path_scope();
-  return cast(take(s.param("weight", {rows, width}, {"", ""}, init), ids), s.dtype());
+  const Tensor table = s.param("weight", {rows, width}, {"", ""}, init);
+  if (added == 0) return cast(take(table, ids), s.dtype());
+  const Tensor extra = s.param(kAddedRows, {added, width}, {"", ""}, init);
+  const Tensor last = full(ids.graph(), static_cast<double>(rows - 1), ids.shape()),
+               is_added = expand_dims(gt(ids, last), -1);
+  const Tensor published = cast(take(table, minimum(ids, last)), s.dtype()),
+               ours = cast(take(extra, maximum(ids - static_cast<double>(rows), full(ids.graph(), 0, ids.shape()))),
+                           s.dtype());
+  return where(broadcast_to(is_added, published.dims()), ours, published);
+}
+
+bool is_added_rows(const Param& p) { return p.path.ends_with(std::string(".") + kAddedRows); }
+Scope with_added_rows_trained(const Scope& s) {
+  return s.frozen().with_source([](const Scope& below, Param p) {
+    if (!is_added_rows(p)) return below.resolve(std::move(p));
+    ScopeOptions options = below.options();
+    options.trainable = p.trainable = true;
+    p.shape.dtype = DType::f32;
+    return below.with(options).resolve(std::move(p));
+  });
+}
+ParamTable without_added_rows(const ParamTable& params) {
+  ParamTable out;
+  for (const Param& p : params.params())
+    if (!is_added_rows(p)) out.add(p);
+  return out;
 }
 
 Tensor timestep_embedding(Tensor t, int64_t dim, bool flip_sin_to_cos, double freq_shift, double max_period) {

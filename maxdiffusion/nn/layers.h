@@ -49,8 +49,15 @@ Tensor rms_norm(const Scope& s, Tensor x, double eps, const std::string& axis = 
 /// x / max(‖x‖, 1e-12) · sqrt(C) · gamma over the last axis, then the activation of that config name, if any. gamma:
 /// [C] with `ones` trailing axes of size 1, as in channels-first models.
 Tensor unit_norm(const Scope& s, Tensor x, int64_t ones, const std::string& activation = "");
-/// weight: [rows, width]; ids: any integer shape I → I + [width], in the scope's dtype.
-Tensor embedding(const Scope& s, Tensor ids, int64_t rows, int64_t width, Init init = init::normal(0.02));
+/// weight: [rows, width]; ids: any integer shape I → I + [width], in the scope's dtype. added: [added, width], rows of
+/// ids from `rows` on, which published models do not have; 0: there are none.
+Tensor embedding(const Scope& s, Tensor ids, int64_t rows, int64_t width, Init init = init::normal(0.02),
+                 int64_t added = 0);
+inline constexpr char kAddedRows[] = "added";
+bool is_added_rows(const Param& p);
+/// Of the parameters below, added rows alone are trained, in f32.
+Scope with_added_rows_trained(const Scope& s);
+ParamTable without_added_rows(const ParamTable& params);
 /// Sinusoids of `t` [B] → [B, dim] f32: half = dim/2, f_i = exp(−ln(max_period)·i/(half − shift)); cos first if `flip`.
 Tensor timestep_embedding(Tensor t, int64_t dim, bool flip_sin_to_cos, double freq_shift, double max_period = 10000);
 /// linear_1, activation, linear_2.

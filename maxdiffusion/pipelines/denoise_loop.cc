@@ -18,17 +18,18 @@
 namespace md {
 namespace {
 
-/// The ControlNet's scale at each of `n` steps; 0 outside its range.
-HostArray control_scales(const ControlOptions& c, int64_t n) {
-  check(c.start >= 0 && c.start < c.end && c.end <= 1, Code::invalid_config,
-        "control_guidance_start {} and control_guidance_end {}: expected 0 <= start < end <= 1", c.start, c.end);
-  HostArray scales(Shape{DType::f32, {n}});
-  for (int64_t i = 0; i < n; ++i) {
-    const double from = static_cast<double>(i) / static_cast<double>(n),
-                 to = static_cast<double>(i + 1) / static_cast<double>(n);
-    scales.mutable_view<float>()[static_cast<size_t>(i)] =
-        from < c.start || to > c.end ? 0.0f : static_cast<float>(c.scale);
-  }
+/// The scale of each ControlNet at each of `n` steps, f32 [n, ControlNets]; 0 outside its range.
+HostArray control_scales(const std::vector<ControlOptions>& controls, int64_t n) {
+  HostArray scales(Shape{DType::f32, {n, std::ssize(controls)}});
+  auto to_set = scales.mutable_view<float>().begin();
+  for (int64_t i = 0; i < n; ++i)
+    for (const ControlOptions& c : controls) {
+      check(c.start >= 0 && c.start < c.end && c.end <= 1, Code::invalid_config,
+            "control_guidance_start {} and control_guidance_end {}: expected 0 <= start < end <= 1", c.start, c.end);
+      const double from = static_cast<double>(i) / static_cast<double>(n),
+                   to = static_cast<double>(i + 1) / static_cast<double>(n);
+      *to_set++ = from < c.start || to > c.end ? 0.0f : static_cast<float>(c.scale);
+    }
   return scales;
 }
 
@@ -341,7 +342,7 @@ void check_sampling(const Family& family, const SampleOptions& o) {
       p && std::ranges::none_of(plan.stages, &SamplingStage::perturbed))
     log_warning("{} is ignored: {} applies to none of the {} steps; expected a wider range of steps", p->key, p->name,
                 std::ssize(table.timesteps));
-  if (o.control) control_scales(*o.control, 1);
+  control_scales(o.controls, 1);
 }
 
 HostArray denoise(const Devices& devices, const Family& family, const WeightsOf& weights,
@@ -353,7 +354,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   const std::shared_ptr<const Scheduler> scheduler = sampler_of(family, o);
   const SampleTable table = scheduler->table(o.num_inference_steps, o.first_step);
   const int64_t columns = table.rows.dims()[1], total = table.rows.dims()[0];
-  HostArray times(Shape{DType::f32, {total}}), scales = o.control ? control_scales(*o.control, total) : HostArray();
+  HostArray times(Shape{DType::f32, {total}}), scales = control_scales(o.controls, total);
   std::ranges::transform(table.timesteps, times.mutable_view<float>().begin(),
                          [](double t) { return static_cast<float>(t); });
 
@@ -362,7 +363,8 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
 
   HostArrays per_sample = prompts.positive;
   for (const auto& [name, a] : prompts.negative) per_sample["negative_" + name] = a;
-  if (o.control) per_sample["control_image"] = repeat_rows(o.control->image, samples);
+  for (size_t i = 0; i < o.controls.size(); ++i)
+    per_sample[control_image_field(i)] = repeat_rows(o.controls[i].image, samples);
   const HostArray noise = o.latents ? o.latents : random_noise(all, o);
   const HostArray first_samples = first_samples_of(o, table, noise), levels = levels_after(table);
   if (o.mask) {
@@ -455,7 +457,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
         const bool reuse = cache && cache->reuses(stage, i, [&] { return moved.wait().to_doubles()[0]; });
         HostArrays of_step = {
             {"rows", rows(table.rows, i, at_once)}, {"timesteps", rows(times, i, at_once)}, {"start", scalar_s32(i)}};
-        if (o.control) of_step["scales"] = rows(scales, i, at_once);
+        if (!o.controls.empty()) of_step["scales"] = rows(scales, i, at_once);
         if (o.mask) of_step["levels"] = rows(levels, i, at_once);
         if (steps.guided() && o.guidance.renoises()) of_step["renoise"] = rows(renoise, i, at_once);
         if (o.preview_every > 0)

@@ -18,7 +18,7 @@
 
 namespace md {
 
-/// Input and settings of the ControlNet, which is a component of the model folder.
+/// Input and settings of a ControlNet, which is a component of the model folder.
 struct ControlOptions {
   HostArray image;            // f32 [1, H, W, C] in [0, 1], for all samples
   double scale = 1;           // of the residuals
@@ -65,7 +65,7 @@ struct SampleOptions {
   HostArray mask = {};
   nlohmann::json scheduler_config;                  // after overrides
   std::shared_ptr<const Scheduler> scheduler = {};  // of scheduler_config, if already constructed
-  std::optional<ControlOptions> control;
+  std::vector<ControlOptions> controls;             // of FamilySpec::controlnets, in order; empty: none acts
   ScopeOptions scope;
   CompileConfig compile;
 

@@ -129,7 +129,8 @@ struct DiffusionPipeline::Impl {
   /// For models that the caller owns.
   explicit Impl(PipelineModels loaded) : models(std::move(loaded)), keep_loaded(true) {}
   Impl(const std::string& folder, const PipelineOptions& o, const Impl* shares_devices)
-      : opened(open_model(folder, o.model, Purpose::sampling, 0, o.controlnet, o.added)),
+      : opened(open_model(folder, o.model,
+                          {.purpose = Purpose::sampling, .controlnets = o.controlnets, .added = o.added})),
         client(shares_devices ? shares_devices->client : open_client(o.hardware)),
         opened_devices(
             open_devices(client, o.hardware, o.mesh,
@@ -237,11 +238,14 @@ struct DiffusionPipeline::Impl {
     SampleOptions o = sample_options(r, *models.family, models.scheduler_config, models.batch, models.devices.count());
     check_images(r, *models.family);
     if (opened) {
-      const bool has_control = opened->folder.has("controlnet");
-      check(o.control || !has_control, Code::invalid_config,
-            "controlnet_image is empty; expected an image for the ControlNet of controlnet_model_name_or_path");
-      check(!o.control || has_control, Code::invalid_config,
+      const size_t nets = models.family->spec().controlnets.size(), images = o.controls.size();
+      check(images > 0 || nets == 0, Code::invalid_config,
+            "controlnet_image is empty; expected an image for {} of controlnet_model_name_or_path",
+            nets == 1 ? "the ControlNet" : "each ControlNet");
+      check(images == 0 || nets > 0, Code::invalid_config,
             "controlnet_image is given; expected none, or a ControlNet in controlnet_model_name_or_path");
+      check(images == nets, Code::invalid_config,
+            "controlnet_image names {} images for {} ControlNets; expected one for each", images, nets);
       o.text_batch = per_device(std::min<int64_t>(std::ssize(o.prompts), 8));
     }
     o.scope = models.scope;

@@ -24,15 +24,15 @@ namespace md {
 
 /// Options of load(). Members are the keys of the same names, with their meanings and defaults.
 struct PipelineOptions {
-  ModelKeys model;         // revision, variant, files that replace weights, …; the folder's name is load()'s argument
-  std::string controlnet;  // a ControlNet's folder or file; empty: none
-  AddedModelKeys added;    // a tiny autoencoder for previews, an upscaler
-  LoraKeys lora;           // LoRA files that are merged into the weights
-  HardwareKeys hardware;   // hardware, plugin, cpu_device_count
-  MeshConfig mesh;         // arrangement of the devices
-  ShardingKeys sharding;   // sharding of weights and samples
-  LayerKeys layers;        // of the denoisers: dtypes, attention, quantization
-  EncoderKeys encoders;    // of the text encoders and the autoencoder: dtypes
+  ModelKeys model;  // revision, variant, files that replace weights, …; the folder's name is load()'s argument
+  std::vector<std::string> controlnets;  // folders or files of ControlNets; empty: none
+  AddedModelKeys added;                  // a tiny autoencoder for previews, an upscaler
+  LoraKeys lora;                         // LoRA files that are merged into the weights
+  HardwareKeys hardware;                 // hardware, plugin, cpu_device_count
+  MeshConfig mesh;                       // arrangement of the devices
+  ShardingKeys sharding;                 // sharding of weights and samples
+  LayerKeys layers;                      // of the denoisers: dtypes, attention, quantization
+  EncoderKeys encoders;                  // of the text encoders and the autoencoder: dtypes
   MediaChunkKeys media_chunks;
   CompileConfig compile;
   SampleBatch batch;  // samples at a time

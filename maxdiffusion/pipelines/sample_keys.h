@@ -175,19 +175,27 @@ struct StepCacheKeys {
   void validate() const;
 };
 
+/// Keys of ControlNets. Lists have an entry for each ControlNet, or one for all.
 struct ControlKeys {
-  std::string controlnet_model_name_or_path, controlnet_image, controlnet_preprocessor;
-  double controlnet_conditioning_scale = 1, control_guidance_start = 0, control_guidance_end = 1;
+  std::vector<std::string> controlnet_model_name_or_path, controlnet_image, controlnet_preprocessor;
+  std::vector<double> controlnet_conditioning_scale = {1}, control_guidance_start = {0}, control_guidance_end = {1};
   template <class V>
   void visit(V&& v) {
     v("controlnet_model_name_or_path", controlnet_model_name_or_path,
-      "folder or file of a ControlNet; with generate_controlnet also a name on the hub", KeyPath::input_or_word);
-    v("controlnet_image", controlnet_image, "input of the ControlNet: a file, or an https:// address", KeyPath::input);
+      "folder or file of a ControlNet, or a list of several, whose results are added; with generate_controlnet also a "
+      "name on the hub",
+      KeyPath::input_or_word);
+    v("controlnet_image", controlnet_image,
+      "input of the ControlNet: a file, or an https:// address; of several ControlNets a list", KeyPath::input);
     v("controlnet_preprocessor", controlnet_preprocessor,
-      "canny: compute the image's edges first; empty: use the image as it is", one_of_or_empty({"none", "canny"}));
-    v("controlnet_conditioning_scale", controlnet_conditioning_scale, "weight of what the ControlNet adds");
-    v("control_guidance_start", control_guidance_start, "part of the steps before the ControlNet acts");
-    v("control_guidance_end", control_guidance_end, "part of the steps after which the ControlNet no longer acts");
+      "canny: compute the image's edges first; none or empty: use the image as it is; for several ControlNets a list",
+      one_of_or_empty({"none", "canny"}));
+    v("controlnet_conditioning_scale", controlnet_conditioning_scale,
+      "weight of what the ControlNet adds; for several a list");
+    v("control_guidance_start", control_guidance_start,
+      "part of the steps before the ControlNet acts; for several a list");
+    v("control_guidance_end", control_guidance_end,
+      "part of the steps after which the ControlNet no longer acts; for several a list");
   }
 };
 

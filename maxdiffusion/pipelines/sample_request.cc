@@ -147,8 +147,9 @@ MediaSize sample_size(const SampleRequest& r, const Family& family) {
     const MediaSize reference_size = references->sample_size(ReferenceImages::sizes_of(r.images));
     size.height = r.height.value_or(reference_size.height), size.width = r.width.value_or(reference_size.width);
   }
-  if (!r.control.image) return size;
-  const auto control_size = [&](size_t axis) { return std::max<int64_t>(64, r.control.image.dims()[axis] / 64 * 64); };
+  if (r.controls.empty()) return size;
+  const Dims& image = r.controls[0].image.dims();
+  const auto control_size = [&](size_t axis) { return std::max<int64_t>(64, image[axis] / 64 * 64); };
   size.height = r.height.value_or(control_size(0)), size.width = r.width.value_or(control_size(1));
   return size;
 }
@@ -215,7 +216,7 @@ SampleOptions sample_options(const SampleRequest& r, const Family& family, const
   o.seeds = r.seeds;
   o.cache = r.cache;
   if (r.preview) o.preview_every = r.preview_every;
-  if (r.control.image) o.control = control_options(r.control, o.size);
+  for (const ControlRequest& c : r.controls) o.controls.push_back(control_options(c, o.size));
   check_sampling(family, o);
   return o;
 }

@@ -25,7 +25,7 @@ struct SamplePreview {
   std::vector<HostArray> images;  // u8 [H, W, 3]; of a video its middle frame
 };
 
-/// The ControlNet's input image and its settings.
+/// A ControlNet's input image and its settings.
 struct ControlRequest {
   HostArray image;            // u8 [H, W, 3] of any size; absent: none
   double scale = 1;           // of the ControlNet's residuals
@@ -35,10 +35,10 @@ struct ControlRequest {
 /// The fields of SampleKeys are the keys of the same names, with their meanings and defaults (`inspect keys`). The seed
 /// is sample_seed, or 0 if that is null.
 struct SampleRequest : SampleKeys {
-  int64_t resolution = 512;  // default of height and width; with an image, its own size is the default
-  SchedulerKeys scheduler;   // the sampler, instead of the model's
-  StepCacheKeys cache;       // predictions reused between steps
-  ControlRequest control;    // for pipelines with a ControlNet, which need it
+  int64_t resolution = 512;              // default of height and width; with an image, its own size is the default
+  SchedulerKeys scheduler;               // the sampler, instead of the model's
+  StepCacheKeys cache;                   // predictions reused between steps
+  std::vector<ControlRequest> controls;  // one for each ControlNet of the pipeline
   /// u8 [H, W, 3] of any size: first and last image of a video; reference images; or the images that samples begin with
   /// (begins_with_images): one for all prompts, or one each.
   std::vector<HostArray> images;

@@ -25,8 +25,8 @@ Tensor batch_input(Graph& g, const StageGraph& steps, const std::string& name, S
   return g.input(name, shape, axis::of_batch(shape.dims.size()));
 }
 
-/// Inputs that all steps share: prompt_inputs, the shared context, with embedded guidance its scale, with a ControlNet
-/// control_image [B, H, W, C].
+/// Inputs that all steps share: prompt_inputs, the shared context, with embedded guidance its scale, for each
+/// ControlNet control_image_field [B, H, W, C].
 Conditioning step_inputs(Graph& g, const StageGraph& steps) {
   Conditioning conditioning = prompt_inputs(g, steps);
   for (const auto& [name, shape] : steps.context) {
@@ -40,9 +40,10 @@ Conditioning step_inputs(Graph& g, const StageGraph& steps) {
       g, steps.calls(),
       {o.size_hints.value_or(SizeHints{whole, {0, 0}, whole}),
        steps.family.spec().embedded_guidance ? g.input("embedded_guidance", {DType::f32, {}}) : Tensor()}));
-  if (o.control) {
-    Tensor image = batch_input(g, steps, "control_image", o.control->image.shape());
-    conditioning["control_image"] = concatenate(std::vector<Tensor>(static_cast<size_t>(steps.parts()), image), 0);
+  for (size_t i = 0; i < o.controls.size(); ++i) {
+    Tensor image = batch_input(g, steps, control_image_field(i), o.controls[i].image.shape());
+    conditioning[control_image_field(i)] =
+        concatenate(std::vector<Tensor>(static_cast<size_t>(steps.parts()), image), 0);
   }
   return conditioning;
 }
@@ -60,16 +61,17 @@ Tensor part(const StageGraph& steps, Tensor all, int64_t i) {
 }
 
 /// The model and guidance of one step. row: of the scheduler's table; time: f32 []; number: s32 [];
-/// guidance_scale: f32 [], absent without guidance; control_scale: f32
-/// [] or absent; momentum: of guidance, replaced by the next step's.
+/// guidance_scale: f32 [], absent without guidance; control_scales: f32 [ControlNets] or absent; momentum: of guidance,
+/// replaced by the next step's.
 DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Conditioning& conditioning, Tensor sample,
-                         Tensor row, Tensor time, Tensor number, Tensor guidance_scale, Tensor control_scale,
+                         Tensor row, Tensor time, Tensor number, Tensor guidance_scale, Tensor control_scales,
                          Tensor* momentum = nullptr) {
   DenoisingStep g;
   g.sample = sample;
   auto run = [=, &steps](bool all, PredictOptions options) {
     Conditioning c = all || !steps.guided() ? conditioning : positive_half(steps, conditioning);
-    if (control_scale) c["control_scale"] = control_scale;
+    for (int64_t i = 0; control_scales && i < control_scales.dim(0); ++i)
+      c[control_scale_field(static_cast<size_t>(i))] = reshape(slice(control_scales, {i}, {i + 1}), {});
     if (const std::vector<double>& f = steps.options.guidance.freeu; !f.empty())
       options.freeu = {f[0], f[1], f[2], f[3]};
     Tensor x = steps.scheduler.scale_input(sample, row);
@@ -193,7 +195,7 @@ void build_steps(Graph& g, const ScopeOf& scope, const StageGraph& steps, int64_
   if (o.cache.use_kv_cache && steps.context.empty())
     conditioning.merge(steps.family.prompt_cache(steps.models(scope, g), conditioning));
   Tensor scales;
-  if (o.control) scales = g.input("scales", {DType::f32, {count}});
+  if (!o.controls.empty()) scales = g.input("scales", {DType::f32, {count, std::ssize(o.controls)}});
   const Tensor guidance_scale = guidance_input(g, steps);
   const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at_step(g.input("first", {DType::s32, {}}));
   const Tensor rows = g.input("rows", {DType::f32, {count, steps.columns}}), start = g.input("start", {DType::s32, {}}),
@@ -229,8 +231,9 @@ void build_steps(Graph& g, const ScopeOf& scope, const StageGraph& steps, int64_
 void build_cached_step(Graph& g, const ScopeOf& scope, const StageGraph& steps, const Dims& latent,
                        const StepCache& cache, bool reused, std::vector<Shape>& cached) {
   const Conditioning conditioning = step_inputs(g, steps);
-  Tensor scale;
-  if (steps.options.control) scale = reshape(g.input("scales", {DType::f32, {1}}), {});
+  Tensor scales;
+  if (const int64_t n = std::ssize(steps.options.controls); n > 0)
+    scales = reshape(g.input("scales", {DType::f32, {1, n}}), {n});
   const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at_step(g.input("first", {DType::s32, {}}));
   const Tensor row = reshape(g.input("rows", {DType::f32, {1, steps.columns}}), {steps.columns}),
                start = g.input("start", {DType::s32, {}}), time = reshape(g.input("timesteps", {DType::f32, {1}}), {});
@@ -245,7 +248,7 @@ void build_cached_step(Graph& g, const ScopeOf& scope, const StageGraph& steps, 
   };
   for (size_t i = 0; reused && i < cached.size(); ++i) arrays.push_back(input_of(i));
   const DenoisingStep one = step_graph(steps, steps.models(scope, g), conditioning, carry[0], row, time, start,
-                                       guidance_input(g, steps), scale);
+                                       guidance_input(g, steps), scales);
   const Tensor prediction =
       reused ? cache.reuse(one, arrays, g.input("factors", {DType::f32, {2}})) : cache.compute(one, arrays);
   std::vector<Tensor> next = steps.scheduler.step(prediction, carry[0], row, {carry.begin() + 1, carry.end()},

@@ -1,5 +1,7 @@
 #include "maxdiffusion/run/data_plan.h"
 
+#include <fmt/ranges.h>
+
 #include <set>
 
 #include "maxdiffusion/base/error.h"
@@ -52,6 +54,16 @@ SourcePlan plan_source(const DataKeys& keys, DataMode mode) {
     s.folders_name = std::move(file.name);
     s.folders = std::move(file.folders);
     plan.batch_sizes = std::move(file.batch_sizes);
+  }
+  if (const InversionKeys& k = keys.inversion; !k.placeholder_token.empty() && k.learnable_property != "captions") {
+    s.folders_name = "textual inversion";
+    s.folders = {{.where = "train_data_dir",
+                  .folder = s.train_data_dir,
+                  .only_caption = fmt::format(
+                      "{{{}}}", fmt::join(inversion_captions(k.learnable_property, k.placeholder_token), "|")),
+                  .repeats = k.repeats,
+                  .captions = {.wildcards = true},
+                  .images = usual_folder(keys.images)}};
   }
   plan.emoji_move = s.dataset_name == "moving-emoji";
   if (is_elsewhere(s) || (s.dataset_name != "noto-emoji" && !plan.emoji_move)) return plan;

@@ -51,6 +51,8 @@ std::string models_key(ModelComponents& models) {
   for (const auto& [component, weights] : models.text_encoder().weights())
     for (const auto& [name, a] : weights) add(component + "/" + name, a);
   const Family& family = *models.family();
+  for (const TextEncoderSpec& e : family.spec().text_encoders)
+    for (const Placeholder& p : e.placeholders) key += fmt::format("\n{} {} {}", e.component, p.text, p.count);
   for (const MediaSize& size : family.seen({{1024, 1024}}).sizes)
     key += fmt::format("\nseen {}x{}", size.height, size.width);
   if (family.required_images() == 0) return key;

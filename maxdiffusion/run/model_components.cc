@@ -16,7 +16,8 @@ ModelComponents::ModelComponents(const ModelRequest& model, const DeviceRequest&
                                  const EncoderOptions& encoders)
     : options_(encoders),
       scheduler_(model.scheduler),
-      model_(open_model(model.keys.pretrained_model_name_or_path, model.keys, model.purpose, model.seed)),
+      model_(open_model(model.keys.pretrained_model_name_or_path, model.keys,
+                        {.purpose = model.purpose, .seed = model.seed, .inversion = model.inversion})),
       devices_(open_devices(devices, model_.family->spec().axis_rules)),
       local_devices_(devices_.local_devices()) {
   check_repeated_keys(model_.family->spec().reference, model.norm_num_groups);

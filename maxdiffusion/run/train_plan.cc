@@ -13,6 +13,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/lora/lora_scope.h"
+#include "maxdiffusion/nn/layers.h"
 
 namespace md {
 namespace {
@@ -48,7 +49,8 @@ DenoiseTask plan_task(const DataKeys& d, const LearningKeys& l, const ModelFolde
         "huber_schedule is 'snr', but this model is trained by flow matching, without signal-to-noise ratios; expected "
         "constant or exponential");
   if (mode == DataMode::images) t.media = pixels_input();
-  if (mode == DataMode::images || d.denoise.train_text_encoder) t.text = tokens_input();
+  const bool inverts = !d.inversion.placeholder_token.empty();
+  if (mode == DataMode::images || d.denoise.train_text_encoder || inverts) t.text = tokens_input();
   t.batch_size = part_of_replica(global_batch(d.batches, counts.devices), counts.replicas);
   t.size = training_size(d.sample, d.images.resolution, *family);
   t.conditioning_size = t.size;
@@ -82,7 +84,8 @@ void set_rates(TrainPlan& plan) {
   StepOptions& s = plan.loop.step;
   s.optim.learning_rate = scaled_rate(plan.optim, plan.optim.learning_rate, plan.update_size());
   for (const std::string& encoder : plan.task.family->spec().text_components())
-    s.learning_rates[encoder] = scaled_rate(plan.optim, plan.text_encoder_rate, plan.update_size());
+    s.learning_rates[encoder] =
+        scaled_rate(plan.optim, plan.inversion ? plan.optim.learning_rate : plan.text_encoder_rate, plan.update_size());
   s.rates_by_name.clear();
   for (const auto& [expression, rate] : plan.rates_by_name)
     s.rates_by_name.emplace_back(expression, scaled_rate(plan.optim, rate, plan.update_size()));
@@ -103,6 +106,15 @@ std::vector<std::pair<std::string, double>> rates_by_name(const std::vector<std:
   return out;
 }
 
+/// The components of which any part is trained.
+std::vector<std::string> trained_components(const TrainPlan& plan) {
+  std::vector<std::string> all;
+  if (!plan.inversion) all = plan.denoisers;
+  if (plan.trains_text_encoders)
+    for (const std::string& encoder : plan.task.family->spec().text_components()) all.push_back(encoder);
+  return all;
+}
+
 StepOptions plan_step(const LearningKeys& l, const EncoderOptions& models, const TrainPlan& plan) {
   const std::shared_ptr<const Family> family = plan.task.family;
   StepOptions s;
@@ -116,19 +128,22 @@ StepOptions plan_step(const LearningKeys& l, const EncoderOptions& models, const
   s.drops_adapters =
       l.lora.train_lora && (l.lora.lora_dropout > 0 || l.lora.rank_dropout > 0 || l.lora.module_dropout > 0);
   s.per_model_step_count = plan.denoisers.size() > 1;
-  std::vector<std::string> trained = plan.denoisers;
-  if (plan.trains_text_encoders)
-    for (const std::string& encoder : family->spec().text_components()) trained.push_back(encoder);
-  s.change_scope = [family, trained, encoders = models.keys, lora = l.lora](const std::string& component,
-                                                                            const Scope& scope) {
+  std::vector<std::string> trained;  // whole, or by LoRA
+  for (const std::string& component : trained_components(plan))
+    if (!plan.inversion) trained.push_back(component);
+  s.change_scope = [family, trained, encoders = models.keys, lora = l.lora, inverts = plan.inversion.has_value()](
+                       const std::string& component, const Scope& scope) {
     ScopeOptions options = scope.options();
-    if (std::ranges::count(trained, component) == 0)
-      return scope
-          .with(component == family->spec().autoencoder->component ? autoencoder_options(options, encoders)
-                                                                   : text_encoder_options(options, encoders))
-          .frozen();
-    if (std::ranges::count(family->spec().denoisers, component) == 0)
-      options.quantization = nullptr, options.few_bits = nullptr;
+    const bool denoises = std::ranges::count(family->spec().denoisers, component) > 0;
+    if (std::ranges::count(trained, component) == 0) {
+      if (component == family->spec().autoencoder->component)
+        options = autoencoder_options(options, encoders);
+      else if (!denoises)
+        options = text_encoder_options(options, encoders);
+      const Scope frozen = scope.with(options).frozen();
+      return inverts && !denoises ? nn::with_added_rows_trained(frozen) : frozen;
+    }
+    if (!denoises) options.quantization = nullptr, options.few_bits = nullptr;
     return lora.train_lora
                ? lora_scope(scope.with(options), training_lora(lora, family->spec().lora_targets(component)))
                : scope.with(options);
@@ -283,7 +298,8 @@ PlanParts plan_parts(const TrainingRequest& r, const ModelFolder& folder, const 
          plan.run = r.run;
          plan.data.mode = data_mode(data, family->spec().videos());
          plan.denoisers = trained_denoisers(model.train_expert, *family);
-         plan.trains_text_encoders = data.denoise.train_text_encoder;
+         if (!data.inversion.placeholder_token.empty()) plan.inversion = data.inversion;
+         plan.trains_text_encoders = data.denoise.train_text_encoder || plan.inversion;
          plan.boundary_ratio = data.sample.boundary_ratio;
          plan.replicas = counts.replicas;
          plan.optim = learning.optim.with_switches(family->spec().reference.always_clips_by_norm);
@@ -297,7 +313,7 @@ PlanParts plan_parts(const TrainingRequest& r, const ModelFolder& folder, const 
          plan.rates_by_name = rates_by_name(learning.update.network_reg_lrs);
          plan.task = plan_task(data, learning, folder, family, plan.data.mode, counts);
          plan.loop = plan_loop(r.run, learning.loop, models.compile);
-         plan.loop.title = plan.denoisers.size() == 1 ? "train " + plan.denoisers[0] : "train";
+         plan.loop.title = plan.denoisers.size() == 1 && !plan.inversion ? "train " + plan.denoisers[0] : "train";
          plan.loop.step = plan_step(learning, models, plan);
          set_rates(plan);
          plan.tasks = tasks_per_expert(plan);
@@ -362,8 +378,7 @@ TrainPlan with_data(TrainPlan plan, const DenoiseTask& task, const std::vector<I
 }
 
 bool TrainPlan::trains(const std::string& component) const {
-  return std::ranges::count(denoisers, component) > 0 ||
-         (trains_text_encoders && std::ranges::count(task.family->spec().text_components(), component) > 0);
+  return std::ranges::count(trained_components(*this), component) > 0;
 }
 
 std::vector<DenoiseTask> tasks_per_expert(const TrainPlan& plan) {
@@ -417,7 +432,10 @@ std::string describe(const TrainPlan& plan) {
   add("update", plan.update_size());
   if (step.optim.max_train_steps > 0) add("steps", step.optim.max_train_steps);
   if (step.optim.max_train_steps <= 0) add("epochs", plan.loop.keys.num_train_epochs);
-  add("trained", fmt::format("{}", fmt::join(plan.denoisers, ", ")));
+  add("trained", plan.inversion
+                     ? fmt::format("{} as {} {}", plan.inversion->placeholder_token, plan.inversion->num_vectors,
+                                   plan.inversion->num_vectors == 1 ? "vector" : "vectors")
+                     : fmt::format("{}", fmt::join(plan.denoisers, ", ")));
   add("learning_rate", step.optim.learning_rate);
   if (plan.trains_text_encoders) {
     add("trained_text_encoders", fmt::format("{}", fmt::join(encoders, ", ")));

@@ -44,6 +44,7 @@ struct TrainPlan {
   std::vector<DenoiseTask> tasks;      // one for each trained denoiser, with its range of timesteps, and each bucket
   std::vector<std::string> denoisers;  // the trained ones of FamilySpec::denoisers
   bool trains_text_encoders = false;
+  std::optional<InversionKeys> inversion = {};  // if set, embeddings of its word alone are trained
   std::optional<double> boundary_ratio;
   int64_t replicas = 1;
   OptimConfig optim;  // as set by the keys; loop.step has learning rates per update and the number of updates

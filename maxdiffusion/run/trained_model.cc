@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <set>
 
+#include "maxdiffusion/families/learned_embeddings.h"
 #include "maxdiffusion/lora/lora_merge.h"
 #include "maxdiffusion/lora/lora_scope.h"
+#include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/run/lora_files.h"
 
 namespace md {
@@ -17,6 +19,15 @@ std::function<NamedShards()> initial_matrices(const ModelComponents& m, const Tr
   if (plan.lora->init.empty()) return [&params, seed = plan.run.seed] { return as_shards(initial_lora(params, seed)); };
   const LoraFile file = read_lora(plan.lora->init, lora_targets(m.folder(), *m.family()), plan.denoisers[0]);
   return [values = as_shards(initial_lora(params, file, plan.lora->config))] { return values; };
+}
+
+/// The trained rows as learned embeddings.
+LearnedEmbeddings learned(const TrainPlan& plan, const ParamTable& params, const NamedShards& trained) {
+  LearnedEmbeddings all;
+  for (const Param& p : params.params())
+    if (nn::is_added_rows(p))
+      all[p.model].push_back({plan.inversion->placeholder_token, trained.at(p.input).whole().cast(DType::f32)});
+  return all;
 }
 
 }  // namespace
@@ -41,6 +52,10 @@ std::function<NamedShards()> initial_values(ModelComponents& m, const TrainPlan&
 void complete_checkpoint(ModelComponents& m, const TrainPlan& plan, CheckpointContent& content,
                          const ParamTable& params, const NamedShards& trained) {
   m.complete(content);
+  if (plan.inversion)
+    content.write_extra_files = [&m, embeddings = learned(plan, params, trained)](const std::string& to) {
+      write_learned_embeddings(to, m.family()->spec(), embeddings);
+    };
   if (!plan.lora) return;
   content.write_extra_files =
       [&m, &plan, file = trained_lora(params, as_arrays(trained), plan.lora->config)](const std::string& to) {
@@ -62,6 +77,13 @@ void complete_checkpoint(ModelComponents& m, const TrainPlan& plan, CheckpointCo
 WeightsOf weights_with(ModelComponents& m, const TrainPlan& plan, const ParamTable& params, const HostArrays& trained) {
   return [&](const ParamTable& p, const std::string& component) {
     const bool changes = plan.trains(component);
+    if (changes && plan.inversion) {
+      HostArrays values = as_arrays(m.open_weights(nn::without_added_rows(p), component)());
+      for (const Param& one : p.params())
+        if (one.model == component && nn::is_added_rows(one))
+          values[one.input] = trained.at(one.input).cast(one.shape.dtype);
+      return values;
+    }
     if (changes && !plan.lora) return component_weights(p, component, trained);
     if (changes && has_few_bits(p, component)) {  // LoRA is merged before quantizing
       const ParamTable plain = before_few_bits(p, component);

@@ -168,13 +168,15 @@ void open_encoded_images(ModelComponents& models, const TrainPlan& plan, Trainin
   if (plan.autoencoder)
     train_autoencoder(models, plan, cached_examples(cache_pixels(plan.data.cache_dir, source, images).buckets[0], {}));
   const auto folders = std::dynamic_pointer_cast<const DataFolders>(source);
-  const bool vary = folders && folders->captions_vary();
+  const bool tokens = data.task.text->tokens();  // a text encoder is trained
+  const bool vary = folders && (tokens || folders->captions_vary());
   if (vary) {
-    log_info("captions vary: they are encoded in every step, images once");
+    log_info("{}: they are encoded in every step, images once",
+             tokens ? "captions have a trained word" : "captions vary");
     data.task.text = tokens_input();
   }
   const CachedImages encoded =
-      encode_dataset(models, plan.data.cache_dir, source, images, vary ? CachedText::none : CachedText::embeddings);
+      encode_dataset(models, plan.data.cache_dir, source, images, vary ? CachedText::none : text_of(data.task));
   log_info("{} {}, {} skipped", encoded.size(), images.clip ? "clips" : "images", encoded.skipped);
   if (plan.autoencoder) {
     models.fit_autoencoder([&](const auto& take) { encoded.buckets[0]->each_part("moments", take); });
@@ -183,7 +185,7 @@ void open_encoded_images(ModelComponents& models, const TrainPlan& plan, Trainin
   const bool drops = std::ranges::any_of(images.folders, [](const auto& f) { return f.captions.dropout > 0; });
   FolderText text;
   if (data.task.caption_dropout > 0 || (drops && !vary)) {
-    const HostArrays empty = vary ? data.task.family->tokenize({""}) : models.text_encoder().encode({""});
+    const HostArrays empty = vary || tokens ? data.task.family->tokenize({""}) : models.text_encoder().encode({""});
     if (data.task.caption_dropout > 0) data.constants = constants_of(empty);
     text.empty = empty;
   }

@@ -192,7 +192,8 @@ JobQueue::Ticket JobQueue::submit(const std::string& model, SampleRequest r) {
   r.step_by_step = true;
   const SampleOptions o = m.check_request(r);
   job->samples = o.samples();
-  if (r.prompt.size() == 1 && r.images.empty() && !r.control.image && r.hires_scale == 1 && !o.scheduler->stochastic())
+  if (r.prompt.size() == 1 && r.images.empty() && r.controls.empty() && r.hires_scale == 1 &&
+      !o.scheduler->stochastic())
     job->batch_key = settings_of(r, job->loras);
   job->request = std::move(r);
   const std::lock_guard lock(mutex_);

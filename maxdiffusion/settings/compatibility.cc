@@ -94,6 +94,11 @@ const std::vector<Rule>& exclusive() {
        {"cache_latents_text_encoder_outputs"},
        "Cannot train text encoder and cache text encoder outputs. Set either train_text_encoder or "
        "cache_latents_text_encoder_outputs to False"},
+      {"placeholder_token",
+       {"train_lora", "train_text_encoder", "DreamBooth", "replay_batches", "encoded records", "train_new_unet",
+        "train_new_vae", "random_text_encoder", "dataset_config", "cond_image_column"},
+       "the embeddings of a word are trained, by captions and images of one folder"},
+      {"placeholder_token", {"embeddings", "embeddings_dir"}, "files of other words are not trained with it"},
       {"train_expert=both", {"train_text_encoder"}, "the text encoder would be trained with both experts"},
       {"train_expert=both", {"lora_init"}, "a LoRA file holds the matrices of one expert"},
       {"cond_image_column",
@@ -123,6 +128,7 @@ const std::vector<Rule>& needs() {
       {"DreamBooth", {"class_data_dir"}, "a folder for images of the subject's class"},
       {"DreamBooth", {"instance_prompt"}, "the caption of the subject"},
       {"DreamBooth", {"class_prompt"}, "the caption of its class"},
+      {"placeholder_token", {"initializer_token"}, "its embeddings start with those of a word"},
       {"lora_init", {"train_lora"}, "without it there are no matrices"},
       {"base_weights_dtype", {"train_lora"}, "weights in few bits are not trained, LoRA matrices are"},
       {"conditioning_data_dir", {"masked_loss"}, "without it masks are not used"},
@@ -178,6 +184,12 @@ void KeyRules::check_training(const Family& family) const {
     check(std::ranges::any_of(rule.others, [&](auto other) { return options.use(other); }), Code::invalid_config,
           "{} needs {}: {}", shown_name(rule.option), names, rule.reason);
   }
+  check(!options.use("placeholder_token") || c.inversion.learnable_property == "captions" ||
+            (!c.source.train_data_dir.empty() && c.source.dataset_type != "synthetic"),
+        Code::invalid_config,
+        "placeholder_token with learnable_property={} needs train_data_dir: a folder of images; their captions are "
+        "templates",
+        c.inversion.learnable_property);
   check(!options.use("lora_files"), Code::invalid_config,
         "lora_files and lora_config are for generate; training starts from matrices given by lora_init");
   check(c.images.frame_buckets.empty() || family.spec().videos(), Code::invalid_config,

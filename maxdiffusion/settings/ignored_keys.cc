@@ -193,8 +193,8 @@ const std::vector<Rule>& rules() {
            Keys{"timesteps_list", "encoder_batch_size", "dataset_save_location", "cache_latents_text_encoder_outputs"},
        RULE(unless(!s.generates(), "generate reads no data")), true},
       {of<OptimConfig>() + of<UpdateKeys>() + (of<LoopKeys>() - Keys{"checkpoint_dir"}) + of<ProcessKeys>() +
-           of<AutoencoderKeys>() + of<DreamboothKeys>() + of<SyntheticKeys>() + of<MetricsConfig>() +
-           (of<EvalKeys>() - Keys{"timesteps_list"}) +
+           of<AutoencoderKeys>() + of<DreamboothKeys>() + of<InversionKeys>() + of<SyntheticKeys>() +
+           of<MetricsConfig>() + (of<EvalKeys>() - Keys{"timesteps_list"}) +
            (of<DenoiseKeys>() - Keys{"cache_latents_text_encoder_outputs", "masked_loss"}) +
            Keys{"train_lora",
                 "lora_rank",
@@ -336,6 +336,10 @@ const std::vector<Rule>& rules() {
       {{"prior_loss_weight"},
        RULE(unless(s.keys.changed("instance_data_dir") || s.keys.changed("dataset_config"),
                    "there are no regularization images (instance_data_dir and dataset_config are empty)"))},
+      {of<InversionKeys>() - Keys{"placeholder_token"},
+       unless_set("placeholder_token", "the run is not textual inversion (placeholder_token is empty)")},
+      {{"repeats"},
+       RULE(unless(s.c.inversion.learnable_property != "captions", "learnable_property=captions has no templates"))},
       {of<DreamboothKeys>() - Keys{"instance_data_dir", "prior_loss_weight"},
        unless_set("instance_data_dir", "the run is not DreamBooth (instance_data_dir is empty)")},
       {of<SyntheticKeys>() + Keys{"synthetic_num_samples"},
@@ -422,6 +426,7 @@ const std::vector<Rule>& rules() {
       {{"vae_encode_chunk"},
        RULE(unless(!s.generates() || !s.c.sample.image.empty() || !s.c.sample.image_url.empty(), "no image is given"))},
       {{"wildcards_dir"}, unless_set("dynamic_prompts", "dynamic_prompts=false")},
+      {{"embedding_tokens"}, unless_set("embeddings", "embeddings is empty")},
       {{"mask_grow", "mask_blur"},
        RULE(unless(!s.c.sample.mask_image.empty() || !s.c.sample.outpaint.empty(), "there is no mask_image"))},
       {{"preview_autoencoder"}, unless_set("preview_every", "there are no previews (preview_every=0)")},

@@ -43,6 +43,7 @@ ComponentsRequest components_request(const RunConfig& c, const RunInfo& run) {
   return {.model = {.keys = c.model,
                     .seed = run.seed,
                     .scheduler = c.scheduler,
+                    .inversion = c.inversion,
                     .norm_num_groups = c.reference.norm_num_groups},
           .devices = device_request(c),
           .encoders = {.keys = c.encoders,
@@ -56,7 +57,7 @@ ComponentsRequest components_request(const RunConfig& c, const RunInfo& run) {
 
 PipelineOptions pipeline_options(const RunConfig& c) {
   return {.model = c.model,
-          .controlnet = c.control.controlnet_model_name_or_path,
+          .controlnets = split_at_commas(c.control.controlnet_model_name_or_path),
           .added = c.added_models,
           .lora = c.lora,
           .hardware = c.hardware,
@@ -229,12 +230,38 @@ GenerateRequest serve_request(const RunConfig& c) {
                     .profile = false,
                     .rules = KeyRules(c),
                     .lora_dir = c.prompts.lora_dir};
-  r.pipeline.controlnet.clear();
+  r.pipeline.controlnets.clear();
   r.pipeline.keep_loaded = true;
   SampleRequest& defaults = r.items[0].sampling.request;
   defaults.prompt.clear(), defaults.prompt_2.clear();
+  defaults.controls.clear();
   return r;
 }
+
+namespace {
+
+/// The value of ControlNet `i` of `n`, of a key with one for all or one each; an empty list: `usual`.
+template <class T>
+std::vector<T> for_each_control(const char* key, std::vector<T> values, size_t n, const T& usual) {
+  if (values.empty()) values = {usual};
+  check(values.size() == 1 || values.size() == n, Code::invalid_config,
+        "{} has {} values for {} ControlNets; expected one for all, or one each", key, values.size(), n);
+  if (values.size() == 1) values.resize(n, T(values[0]));
+  return values;
+}
+
+std::vector<std::string> control_images_of(const ControlKeys& k) {
+  if (k.controlnet_image.size() == 1 && std::filesystem::exists(k.controlnet_image[0])) return k.controlnet_image;
+  return split_at_commas(k.controlnet_image);
+}
+
+ControlRequest control_request(const ControlKeys& k, size_t i, size_t n) {
+  return {.scale = for_each_control("controlnet_conditioning_scale", k.controlnet_conditioning_scale, n, 1.0)[i],
+          .start = for_each_control("control_guidance_start", k.control_guidance_start, n, 0.0)[i],
+          .end = for_each_control("control_guidance_end", k.control_guidance_end, n, 1.0)[i]};
+}
+
+}  // namespace
 
 SamplingRequest sampling_request(const RunConfig& c, const RunInfo& run) {
   const SampleFileKeys& k = c.sample;
@@ -250,17 +277,19 @@ SamplingRequest sampling_request(const RunConfig& c, const RunInfo& run) {
   r.resolution = c.images.resolution;
   r.scheduler = c.scheduler;
   r.cache = c.step_cache;
-  r.control = {.scale = c.control.controlnet_conditioning_scale,
-               .start = c.control.control_guidance_start,
-               .end = c.control.control_guidance_end};
+  const std::vector<std::string> control_images = control_images_of(c.control);
+  const std::vector<std::string> preprocessors = for_each_control(
+      "controlnet_preprocessor", c.control.controlnet_preprocessor, control_images.size(), std::string("none"));
+  for (size_t i = 0; i < control_images.size(); ++i)
+    r.controls.push_back(control_request(c.control, i, control_images.size()));
   r.decode = k.output_type != "latent";
   return {.request = std::move(r),
           .files = {.latents = k.latents,
                     .last_image = k.last_image,
-                    .control_image = c.control.controlnet_image,
-                    .control_preprocessor = c.control.controlnet_preprocessor,
                     .mask_image = k.mask_image,
-                    .images = images_of(k)},
+                    .images = images_of(k),
+                    .control_images = control_images,
+                    .control_preprocessors = preprocessors},
           .batch = {c.batches.per_device_batch_size, c.batches.global_batch_size},
           .only_image = k.only_image,
           .output_type = k.output_type,

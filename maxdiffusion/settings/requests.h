@@ -20,6 +20,7 @@ struct ModelRequest {
   Purpose purpose = Purpose::training;
   uint64_t seed = 0;  // of random weights
   SchedulerKeys scheduler;
+  InversionKeys inversion = {};  // the word whose embeddings are trained
   int64_t norm_num_groups = 32;  // see check_repeated_keys (families/reference_conventions.h)
 };
 struct DeviceRequest {
@@ -48,8 +49,8 @@ struct ComponentsRequest {
 };
 /// Files that complete a request: paths, or web addresses; empty: none.
 struct SampleFiles {
-  std::string latents, last_image, control_image, control_preprocessor, mask_image = {};
-  std::vector<std::string> images = {};
+  std::string latents, last_image, mask_image = {};
+  std::vector<std::string> images = {}, control_images = {}, control_preprocessors = {};  // the last two: equally many
 };
 /// The keys of sampling as a request, with the run's sample_seed. If the command line sets the first prompt, a second
 /// prompt of the file is dropped.
@@ -103,7 +104,7 @@ struct GenerateItem {
 };
 struct GenerateRequest {
   RunSearch search;
-  PipelineOptions pipeline;         // for the model of the keys; `controlnet` as the keys name it
+  PipelineOptions pipeline;         // for the model of the keys; `controlnets` as the keys name them
   std::vector<GenerateItem> items;  // at least one
   std::vector<XyAxis> axes = {};    // axes of the sheet of all items, row by row; empty: none
   bool profile = false;

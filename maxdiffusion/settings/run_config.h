@@ -15,6 +15,7 @@
 #include "maxdiffusion/encoders/encoder_keys.h"
 #include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/families/added_models.h"
+#include "maxdiffusion/families/learned_embeddings.h"
 #include "maxdiffusion/families/model_weights.h"
 #include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/mesh/axis_rules.h"
@@ -118,6 +119,7 @@ struct DataKeys {
   SyntheticKeys synthetic;
   TfrecordKeys tfrecords;
   DreamboothKeys dreambooth;
+  InversionKeys inversion;
   DenoiseKeys denoise;    // encoding, masks, recorded batches
   SampleFileKeys sample;  // for sizes of videos
 };
@@ -172,6 +174,7 @@ struct RunConfig : DataKeys, LearningKeys {
     f("data", source, images, batches, synthetic, tfrecords);
     f("training", optim, update, process, denoise, vae, eval);
     f("DreamBooth", dreambooth);
+    f("textual inversion", inversion);
     f("LoRA", lora);
     f("samples", sample, prompts, scheduler, media_chunks, step_cache, control, added_models);
     f("without effect", reference);

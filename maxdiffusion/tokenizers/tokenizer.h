@@ -26,6 +26,9 @@ class Tokenizer {
   virtual int32_t end_id() const = 0;
   /// Vocabulary size: the largest id plus one.
   virtual int64_t size() const = 0;
+  /// Number of ids, from `id` on, that belong together: more than 1 for the first id of a placeholder of several
+  /// (placeholders.h).
+  virtual int64_t together(int32_t /*id*/) const { return 1; }
   /// The files of a folder that transformers reads as this tokenizer: name → bytes.
   virtual std::map<std::string, std::string> files() const = 0;
   /// Writes files() into a folder.

@@ -47,6 +47,25 @@ class Interop : public testing::Test {
   TemporaryFolder t;
 };
 
+TEST_F(Interop, DiffusersLoadsTheWordsThatAreTrained) {
+  make_folders(t / "images");
+  for (int i = 0; i < 2; ++i) write_png(t / fmt::format("images/{}.png", i), HostArray(Shape{DType::u8, {16, 16, 3}}));
+  for (const std::string model : {"sd", "sdxl"}) {
+    const Outcome run = maxdiffusion({"train", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "run_name=" + model,
+                                      "output_dir=" + t.path(), "pretrained_model_name_or_path=" + kImages + model,
+                                      "train_data_dir=" + (t / "images"), "resolution=16", "per_device_batch_size=1",
+                                      "max_train_steps=2", "learning_rate=1e-2", "placeholder_token=<new>",
+                                      "initializer_token=red", "num_vectors=2"});
+    ASSERT_EQ(run.status, 0) << run.err;
+    const std::string file = t / (model + "/checkpoints/2/learned_embeds");
+    const Outcome o = check("check_inversion.py", kImages + model + " --size 16 " + file + ".safetensors" +
+                                                      (model == "sdxl" ? " " + file + "_2.safetensors" : ""));
+    EXPECT_EQ(o.status, 0) << o.out << o.err;
+    EXPECT_TRUE(contains(o.out, "<new>: 2 vectors of 16\n")) << o.out;
+    EXPECT_TRUE(contains(o.out, ": 16x16 image")) << o.out;
+  }
+}
+
 // S2-116…119, S4-104…107
 TEST_F(Interop, DiffusersLoadsCheckpointsWholeAndSamplesAndTensorBoardReadsTheMetrics) {
   ASSERT_EQ(train("run", kImages + "sd", {"resolution=16"}).status, 0);

@@ -60,6 +60,8 @@ class World {
     make_folders(t_ / "clips");
     write_media(t_ / "clips/", "mp4", clips, 16);
     for (int i = 0; i < 3; ++i) write_file_atomic(t_ / fmt::format("clips/{}.txt", i), "a red heart");
+    make_folders(t_ / "embeddings");
+    fs::copy(kGoldens + "inversion/dog.safetensors", t_ / "embeddings/dog.safetensors");
     write_changed("pipelines/sd/unet");
     write_changed("pipelines/sd/vae");
     write_changed("wan/t2v/transformer");
@@ -300,6 +302,7 @@ const Words kQwenEdit = {"pretrained_model_name_or_path={goldens}/qwenimage_edit
 const Words kMagCache = {"use_magcache=true",   "num_inference_steps=4", "guidance_scale=3",
                          "retention_ratio=0.1", "magcache_thresh=1",     "mag_ratios_base=1,1,1,1,1,1,1,1"};
 const Words kI2v = {"pretrained_model_name_or_path={goldens}/wan/i2v", "max_sequence_length=512"};
+const Words kInversion = {"placeholder_token=<new>", "initializer_token=red"};
 const Words kControl = {"controlnet_model_name_or_path={goldens}/pipelines/controlnet",
                         "controlnet_image={world}/images/0.png"};
 const Words kMasked = {"image={world}/images/0.png", "mask_image={world}/images/1.png"};
@@ -526,6 +529,15 @@ const std::vector<Row>& rows() {
       {"encoder_batch_size", "1"},
       {"vae_encode_chunk", "8", Kind::videos},
       {"vae_decode_chunk", "-1", Kind::generate_video},
+      // Textual inversion.
+      {"embeddings", "{goldens}/inversion/cat.safetensors", Kind::generate, {"prompt=a <cat>"}},
+      {"embedding_tokens", "heart", Kind::generate, {"embeddings={goldens}/inversion/cat.safetensors", "prompt=heart"}},
+      {"embeddings_dir", "{world}/embeddings", Kind::generate, {"prompt=a <dog>"}},
+      {"placeholder_token", "<new>", Kind::images, {"initializer_token=red"}},
+      {"initializer_token", "heart", Kind::images, {"placeholder_token=<new>"}},
+      {"num_vectors", "2", Kind::images, kInversion},
+      {"learnable_property", "style", Kind::images, kInversion},
+      {"repeats", "2", Kind::images, kInversion},
       // LoRA.
       {"train_lora", "true"},
       {"lora_rank", "2", Kind::lora},

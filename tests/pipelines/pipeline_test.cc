@@ -277,20 +277,20 @@ TEST_F(LoadedPipeline, TakesLoraFilesAndAControlNet) {
   HostArray image(Shape{DType::u8, {70, 140, 3}});
   for (size_t i = 0; i < image.bytes(); ++i) image.mutable_view<uint8_t>()[i] = static_cast<uint8_t>(i * 7 % 251);
   write_png(t / "control.png", image);
-  options.controlnet = kGoldens + "pipelines/controlnet";
+  options.controlnets = {kGoldens + "pipelines/controlnet"};
   DiffusionPipeline pipeline = DiffusionPipeline::load(kSd, options);
   EXPECT_TRUE(contains(refusal([&] { pipeline.generate(request); }), "controlnet_image is empty"));
-  request.control = {.image = image, .scale = 0.7};
+  request.controls = {{.image = image, .scale = 0.7}};
   request.height.reset(), request.width.reset();  // default: the image's size, in multiples of 64
   const SampleResult controlled = pipeline.generate(request);
   EXPECT_EQ(to_string(controlled.media.shape()), "f32[1,64,128,3]");
   EXPECT_TRUE(png(controlled) ==
               image_of_command(kSd,
-                               {"controlnet_model_name_or_path=" + options.controlnet,
+                               {"controlnet_model_name_or_path=" + options.controlnets[0],
                                 "controlnet_image=" + (t / "control.png"), "controlnet_conditioning_scale=0.7"},
                                "generate_controlnet"));
   const int before = compiled;
-  request.control.image = HostArray(image.shape());
+  request.controls[0].image = HostArray(image.shape());
   EXPECT_FALSE(same(pipeline.generate(request).media, controlled.media));
   EXPECT_EQ(compiled, before);
 }
@@ -358,7 +358,7 @@ TEST_F(LoadedPipeline, RefusesWhatTheModelCannotDoAndTakesTheNextRequest) {
                        }),
                        "image: 2 images are given for 1 prompt"));
   EXPECT_TRUE(contains(refused([](auto& r) {
-                         r.control.image = HostArray(Shape{DType::u8, {8, 8, 3}});
+                         r.controls = {{.image = HostArray(Shape{DType::u8, {8, 8, 3}})}};
                        }),
                        "controlnet_image is given; expected none"));
   EXPECT_TRUE(contains(refused([](auto& r) {
@@ -373,7 +373,8 @@ TEST_F(LoadedPipeline, RefusesWhatTheModelCannotDoAndTakesTheNextRequest) {
 TEST(PlanGenerate, IsMadeOfTheKeysAlone) {
   const RunConfig c = RunConfig::from_source(ConfigSource::from_text(
       "prompt: red\nprompt_2: blue\nresolution: 64\nseed: 3\noutput_dir: images\nper_device_batch_size: 2\n"
-      "controlnet_conditioning_scale: 0.5\nimage: a.png\noutput_type: latent\nlora_files: [b.safetensors]\n",
+      "controlnet_conditioning_scale: 0.5\ncontrolnet_image: [c.png, d.png]\nimage: a.png\noutput_type: "
+      "latent\nlora_files: [b.safetensors]\n",
       {"pretrained_model_name_or_path=nowhere", "prompt=green", "cpu_device_count=2", "width=32"}));
   const GenerateRequest request = generate_request(c);
   const GeneratePlan plan = plan_generate(request);
@@ -386,13 +387,15 @@ TEST(PlanGenerate, IsMadeOfTheKeysAlone) {
   EXPECT_EQ(plan.items.at(0).sampling.request.width, 32);
   EXPECT_FALSE(plan.items.at(0).sampling.request.height);
   EXPECT_FALSE(plan.items.at(0).sampling.request.decode);
-  EXPECT_EQ(plan.items.at(0).sampling.request.control.scale, 0.5);
+  ASSERT_EQ(plan.items.at(0).sampling.request.controls.size(), 2u);
+  EXPECT_EQ(plan.items.at(0).sampling.request.controls[1].scale, 0.5);
+  EXPECT_EQ(plan.items.at(0).sampling.files.control_images, (std::vector<std::string>{"c.png", "d.png"}));
   EXPECT_EQ(plan.items.at(0).sampling.files.images, (std::vector<std::string>{"a.png"}));
   EXPECT_EQ(plan.pipeline.lora.lora_files, std::vector<std::string>{"b.safetensors"});
   EXPECT_EQ(plan.pipeline.hardware.cpu_device_count, 2);
   EXPECT_EQ(plan.pipeline.batch.per_device, 2);
   EXPECT_FALSE(plan.pipeline.keep_loaded);
-  EXPECT_EQ(plan.pipeline.controlnet, "");
+  EXPECT_TRUE(plan.pipeline.controlnets.empty());
   EXPECT_THROW(plan_generate(request, {.with_control = true}), Error);
 }
 

@@ -26,7 +26,9 @@ const std::string kVideoGoldens = MD_SOURCE_DIR "/tests/golden/wan", kFlowGolden
                   kQwenImageGoldens = MD_SOURCE_DIR "/tests/golden/qwenimage",
                   kImageGoldens = MD_SOURCE_DIR "/tests/golden/image_to_image",
                   kGuidedGoldens = MD_SOURCE_DIR "/tests/golden/guided",
-                  kQwenEditGoldens = MD_SOURCE_DIR "/tests/golden/qwenimage_edit";
+                  kQwenEditGoldens = MD_SOURCE_DIR "/tests/golden/qwenimage_edit",
+                  kInversionGoldens = MD_SOURCE_DIR "/tests/golden/inversion",
+                  kControlGoldens = MD_SOURCE_DIR "/tests/golden/controls";
 
 /// The goldens in a folder.
 const SafetensorsReader& golden(const std::string& root) {
@@ -54,8 +56,9 @@ void PrintTo(const Case& c, std::ostream* os) { *os << c.name; }
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const std::string& root : {kGoldens, kVideoGoldens, kFlowGoldens, kFlow2Goldens, kZImageGoldens,
-                                  kQwenImageGoldens, kQwenEditGoldens, kPromptGoldens, kImageGoldens, kGuidedGoldens})
+  for (const std::string& root :
+       {kGoldens, kVideoGoldens, kFlowGoldens, kFlow2Goldens, kZImageGoldens, kQwenImageGoldens, kQwenEditGoldens,
+        kPromptGoldens, kImageGoldens, kGuidedGoldens, kInversionGoldens, kControlGoldens})
     for (const auto& j : parse_json(read_file(root + "/cases.json")))
       all.push_back({root, j["name"], j["folder"], j.value("same_as", j["name"].get<std::string>()),
                      j.value("control", false), j["words"]});
@@ -79,7 +82,7 @@ class Pipeline : public testing::TestWithParam<Case> {
       words.push_back("controlnet_image=" + (t / "control.png"));
     }
     for (std::string word : c.words) {
-      if (word.starts_with("lora_"))
+      if (word.starts_with("lora_") || word.starts_with("embeddings=") || word.starts_with("controlnet_model"))
         for (size_t i = 0; (i = word.find("{}", i)) != std::string::npos;) word.replace(i, 2, c.root);
       if (word.find("image={}/") != std::string::npos)
         for (size_t i = 0; (i = word.find("{}/", i)) != std::string::npos;) {

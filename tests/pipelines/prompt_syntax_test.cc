@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/tokenizers/placeholders.h"
 #include "maxdiffusion/tokenizers/tokenizer.h"
 #include "tests/cli/command.h"
 
@@ -79,6 +80,23 @@ TEST(PromptSyntax, ChunksAreOfSeventyFiveTokensAndEndAfterCommasOfA1111) {
   EXPECT_EQ(sizes("comfyui", reds(72) + "(" + reds(5) + ":1.2)"),
             (Sizes{72, 5}));  // short weighted spans are not split
   EXPECT_EQ(sizes("comfyui", reds(72) + "(" + reds(8) + ":1.2)"), (Sizes{75, 5}));
+}
+
+TEST(PromptSyntax, VectorsOfOneWordStayInOneChunk) {
+  const auto tokenizer = with_placeholders(
+      open_tokenizer("CLIPTokenizer", MD_SOURCE_DIR "/tests/golden/pipelines/sd/tokenizer"), {{"<dog>", 3}}, 1000);
+  std::string reds;
+  for (int n = 0; n < 73; ++n) reds += "red ";
+  for (const std::string syntax : {"a1111", "comfyui"}) {
+    const std::vector<TokenChunk> chunks = token_chunks(syntax, reds + "(<dog>:1.3)", *tokenizer, 77);
+    ASSERT_EQ(chunks.size(), 2u) << syntax;
+    EXPECT_EQ(chunks[0].ids[74], tokenizer->end_id());
+    for (const size_t i : {1, 2, 3}) {
+      EXPECT_EQ(chunks[1].ids[i], 999 + static_cast<int32_t>(i));
+      EXPECT_EQ(chunks[1].weights[i], 1.3f);
+    }
+    EXPECT_EQ(chunks[1].ids[4], tokenizer->end_id());
+  }
 }
 
 TEST(PromptSyntax, IsRefusedWhereItMeansNothing) {

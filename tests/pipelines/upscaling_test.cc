@@ -36,7 +36,7 @@ struct Network {
   explicit Network(const std::string& name, int64_t tile = 0) {
     AddedModelKeys added;
     added.upscaler = kUpscalers + name + ".safetensors";
-    opened.emplace(open_model(kSd, {}, Purpose::sampling, 0, "", added));
+    opened.emplace(open_model(kSd, {}, {.purpose = Purpose::sampling, .added = added}));
     devices.emplace(open_devices(HardwareKeys{}, MeshConfig{}, ShardingKeys{}, ""));
     ScopeOptions scope;
     scope.precision = Precision::highest;

@@ -1,0 +1,230 @@
+#include "maxdiffusion/families/learned_embeddings.h"
+
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/split_at_commas.h"
+#include "maxdiffusion/checkpoint/checksums.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
+
+namespace md {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPickles[] = {".pt", ".bin", ".pth", ".ckpt"};
+constexpr const char *kWebUi = "emb_params", *kFirst = "clip_l", *kSecond = "clip_g";
+
+bool is_pickle(const std::string& file) {
+  return std::ranges::count(kPickles, fs::path(file).extension().string()) > 0;
+}
+
+/// One file: `word` is empty where the file does not say it.
+struct File {
+  std::string word;
+  HostArray any;                        // for the text encoder of its width
+  std::map<size_t, HostArray> encoder;  // for text encoders by number
+};
+
+HostArray as_rows(const std::string& file, const std::string& name, const HostArray& a) {
+  check(a.shape().rank() == 1 || a.shape().rank() == 2, Code::io, "'{}': '{}' is {}; expected [vectors, width]", file,
+        name, to_string(a.shape()));
+  const HostArray values = a.cast(DType::f32);
+  return a.shape().rank() == 2 ? values : values.reshaped({1, a.dims()[0]});
+}
+
+File read_file_of(const std::string& file) {
+  if (is_pickle(file))
+    throw Error(Code::invalid_config,
+                fmt::format("embeddings: '{}' is a pickle, which can run any code when it is read; expected a "
+                            ".safetensors file",
+                            file))
+        .note(
+            "try: python -c \"import torch, safetensors.torch as s; d = torch.load('FILE', weights_only=True); "
+            "s.save_file({'emb_params': d['string_to_param']['*'].detach().contiguous()}, 'FILE.safetensors')\"");
+  const SafetensorsReader reader = SafetensorsReader::open(file);
+  const HostArrays& tensors = reader.tensors();
+  File out;
+  const bool numbered = !tensors.empty() && std::ranges::all_of(tensors, [](const auto& t) {
+    return t.first == kFirst || t.first == kSecond;
+  });
+  if (numbered) {
+    for (const auto& [name, a] : tensors) out.encoder[name == kFirst ? 0 : 1] = as_rows(file, name, a);
+    return out;
+  }
+  std::vector<std::string> names;
+  for (const auto& [name, a] : tensors) names.push_back(name);
+  check(tensors.size() == 1, Code::io,
+        "'{}' is not a file of learned embeddings: it has the tensors {}; expected one, whose name is the word, or {}, "
+        "or {} and {}",
+        file, fmt::join(names, ", "), kWebUi, kFirst, kSecond);
+  const auto& [name, a] = *tensors.begin();
+  if (name != kWebUi) out.word = name;
+  out.any = as_rows(file, name, a);
+  return out;
+}
+
+/// Text encoders that embeddings may be added to, in order.
+std::vector<const TextEncoderSpec*> encoders_of(const FamilySpec& spec) {
+  std::vector<const TextEncoderSpec*> all;
+  for (const TextEncoderSpec& e : spec.text_encoders)
+    if (e.embedding_width > 0) all.push_back(&e);
+  return all;
+}
+
+std::string widths(const std::vector<const TextEncoderSpec*>& encoders) {
+  std::vector<std::string> all;
+  for (const TextEncoderSpec* e : encoders) all.push_back(fmt::format("{} ({})", e->embedding_width, e->component));
+  return fmt::format("{}", fmt::join(all, " or "));
+}
+
+class Collected {
+ public:
+  explicit Collected(const Family& family) : encoders_(encoders_of(family.spec())) {}
+
+  /// Adds a file; `optional`: does nothing for one of another model. Returns whether it was added.
+  bool add(const std::string& path, const std::string& word_of_key, bool optional) {
+    const File file = read_file_of(path);
+    const std::string stem = fs::path(path).stem().string(), word = !word_of_key.empty() ? word_of_key
+                                                                    : !file.word.empty() ? file.word
+                                                                                         : stem;
+    std::map<size_t, HostArray> parts = file.encoder;
+    if (file.any) {
+      const size_t at = place_of(file.any.dims()[1], word);
+      if (at == encoders_.size() && optional) return false;
+      check(at < encoders_.size(), Code::invalid_config,
+            "embeddings: '{}' has vectors of {} numbers; expected {}, for this model's text encoders", path,
+            file.any.dims()[1], widths(encoders_));
+      parts[at] = file.any;
+    }
+    for (const auto& [i, rows] : parts) {
+      const bool fits = i < encoders_.size() && encoders_[i]->embedding_width == rows.dims()[1];
+      if (!fits && optional) return false;
+      check(fits, Code::invalid_config,
+            "embeddings: '{}': {} has vectors of {} numbers; expected {}, for this model's text encoders", path,
+            i == 0 ? kFirst : kSecond, rows.dims()[1], widths(encoders_));
+    }
+    for (const auto& [i, rows] : parts) {
+      check(!has(i, word), Code::invalid_config,
+            "embeddings: '{}' is for the word '{}', as is another file; expected different words", path, word);
+      check(rows.dims()[0] > 0, Code::io, "'{}' holds no vectors", path);
+      log_info("embeddings {}: '{}' means {} {} of {}", path, word, rows.dims()[0],
+               rows.dims()[0] == 1 ? "vector" : "vectors", encoders_[i]->component);
+      all[encoders_[i]->component].push_back({word, rows});
+    }
+    return true;
+  }
+  LearnedEmbeddings all;
+
+ private:
+  bool has(size_t i, const std::string& word) const {
+    const auto of = all.find(encoders_[i]->component);
+    return of != all.end() && std::ranges::count(of->second, word, &LearnedEmbedding::word) > 0;
+  }
+  /// The first text encoder of this width that does not have the word; the number of encoders if there is none.
+  size_t place_of(int64_t width, const std::string& word) const {
+    size_t of_width = encoders_.size();
+    for (size_t i = encoders_.size(); i-- > 0;)
+      if (encoders_[i]->embedding_width == width && (of_width == encoders_.size() || !has(i, word))) of_width = i;
+    return of_width;
+  }
+
+  std::vector<const TextEncoderSpec*> encoders_;
+};
+
+}  // namespace
+
+std::vector<std::string> learned_embeddings_files(size_t encoders) {
+  std::vector<std::string> names = {"learned_embeds.safetensors"};
+  for (size_t i = 2; i <= encoders; ++i) names.push_back(fmt::format("learned_embeds_{}.safetensors", i));
+  return names;
+}
+
+// Source: Gal et al. 2022, An Image is Worth One Word, supplementary material: texts for objects, after those of CLIP
+// for ImageNet, and for styles.
+std::vector<std::string> inversion_captions(const std::string& property, const std::string& word) {
+  const std::vector<const char*> objects = {"a photo of a {}",           "a rendering of a {}",
+                                            "a cropped photo of the {}", "the photo of a {}",
+                                            "a photo of a clean {}",     "a photo of a dirty {}",
+                                            "a dark photo of the {}",    "a photo of my {}",
+                                            "a photo of the cool {}",    "a close-up photo of a {}",
+                                            "a bright photo of the {}",  "a cropped photo of a {}",
+                                            "a photo of the {}",         "a good photo of the {}",
+                                            "a photo of one {}",         "a close-up photo of the {}",
+                                            "a rendition of the {}",     "a photo of the clean {}",
+                                            "a rendition of a {}",       "a photo of a nice {}",
+                                            "a good photo of a {}",      "a photo of the nice {}",
+                                            "a photo of the small {}",   "a photo of the weird {}",
+                                            "a photo of the large {}",   "a photo of a cool {}",
+                                            "a photo of a small {}"},
+                                 styles = {
+                                     "a painting in the style of {}",         "a rendering in the style of {}",
+                                     "a cropped painting in the style of {}", "the painting in the style of {}",
+                                     "a clean painting in the style of {}",   "a dirty painting in the style of {}",
+                                     "a dark painting in the style of {}",    "a picture in the style of {}",
+                                     "a cool painting in the style of {}",    "a close-up painting in the style of {}",
+                                     "a bright painting in the style of {}",  "a good painting in the style of {}",
+                                     "a rendition in the style of {}",        "a nice painting in the style of {}",
+                                     "a small painting in the style of {}",   "a weird painting in the style of {}",
+                                     "a large painting in the style of {}"};
+  std::vector<std::string> out;
+  for (const std::string text : property == "style" ? styles : objects) {
+    const size_t at = text.find("{}");
+    out.push_back(text.substr(0, at) + word + text.substr(at + 2));
+  }
+  return out;
+}
+
+LearnedEmbeddings read_learned_embeddings(const ModelKeys& keys, const Family& family, const std::string& folder) {
+  const size_t encoders = encoders_of(family.spec()).size();
+  const std::vector<std::string> files = keys.embeddings.size() == 1 && exists(keys.embeddings[0])
+                                             ? keys.embeddings  // its name may contain commas
+                                             : split_at_commas(keys.embeddings),
+                                 words = split_at_commas(keys.embedding_tokens);
+  check(encoders > 0 || (files.empty() && keys.embeddings_dir.empty()), Code::invalid_config,
+        "embeddings or embeddings_dir is given; expected none: this model's text encoders take no learned embeddings");
+  check(words.empty() || words.size() == files.size(), Code::invalid_config,
+        "embedding_tokens has {} words for {} files of embeddings; expected one each", words.size(), files.size());
+  Collected found(family);
+  for (const std::string& name : learned_embeddings_files(encoders))
+    if (const std::string file = folder + "/" + name; !folder.empty() && encoders > 0 && exists(file)) {
+      verify_component(file);
+      found.add(file, "", false);
+    }
+  for (size_t i = 0; i < files.size(); ++i) found.add(files[i], words.empty() ? "" : words[i], false);
+  if (keys.embeddings_dir.empty()) return found.all;
+  check(fs::is_directory(keys.embeddings_dir), Code::io, "embeddings_dir '{}': no such folder", keys.embeddings_dir);
+  std::vector<std::string> listed;
+  for (const auto& f : fs::recursive_directory_iterator(keys.embeddings_dir))
+    if (f.is_regular_file()) listed.push_back(f.path().string());
+  std::ranges::sort(listed);
+  for (const std::string& file : listed) {
+    if (is_pickle(file))
+      log_warning("embeddings_dir: '{}' is skipped: it is a pickle, not a .safetensors file", file);
+    else if (file.ends_with(".safetensors") && !found.add(file, "", true))
+      log_info("embeddings_dir: '{}' is skipped: it is for text encoders of other widths", file);
+  }
+  return found.all;
+}
+
+void write_learned_embeddings(const std::string& folder, const FamilySpec& spec, const LearnedEmbeddings& all) {
+  const std::vector<const TextEncoderSpec*> encoders = encoders_of(spec);
+  const std::vector<std::string> names = learned_embeddings_files(encoders.size());
+  HostArrays together;
+  for (size_t i = 0; i < encoders.size(); ++i) {
+    HostArrays tensors;
+    for (const LearnedEmbedding& e : all.at(encoders[i]->component)) {
+      tensors[e.word] = e.rows;
+      together[i == 0 ? kFirst : kSecond] = e.rows;
+    }
+    write_safetensors(folder + "/" + names[i], tensors);
+  }
+  if (encoders.size() > 1) write_safetensors(folder + "/" + kComfyEmbeddings, together);
+}
+
+}  // namespace md
