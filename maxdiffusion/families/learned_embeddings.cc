@@ -204,10 +204,15 @@ LearnedEmbeddings read_learned_embeddings(const ModelKeys& keys, const Family& f
     if (f.is_regular_file()) listed.push_back(f.path().string());
   std::ranges::sort(listed);
   for (const std::string& file : listed) {
-    if (is_pickle(file))
-      log_warning("embeddings_dir: '{}' is skipped: it is a pickle, not a .safetensors file", file);
-    else if (file.ends_with(".safetensors") && !found.add(file, "", true))
-      log_info("embeddings_dir: '{}' is skipped: it is for text encoders of other widths", file);
+    if (is_pickle(file)) log_warning("embeddings_dir: '{}' is skipped: it is a pickle, not a .safetensors file", file);
+    if (!file.ends_with(".safetensors")) continue;
+    try {
+      if (!found.add(file, "", true))
+        log_info("embeddings_dir: '{}' is skipped: it is for text encoders of other widths", file);
+    } catch (const Error& e) {
+      if (e.code() != Code::io) throw;
+      log_warning("embeddings_dir: skipped: {}", e.message());
+    }
   }
   return found.all;
 }

@@ -39,12 +39,11 @@ Conditioning prompt_inputs(Graph& g, const StageGraph& steps);
 /// `count` denoising steps of `batch` samples. Inputs: sample [B, …] and history0 …, which are also outputs; rows
 /// [count, columns] and timesteps [count] of the scheduler's table; start s32 [], number of the first step; key u32
 /// [2]; first s32 [], number of the first sample; with ControlNets control_image_field [B, H, W, C] each and scales
-/// [count, ControlNets]; with
-/// a mask mask [B, h, w, 1], image_latents and noise [B, …], and levels [count, 2], the noise level after each step; in
-/// guided stages with GuidanceKeys::renoises, renoise [count] of SampleTable; prompt_inputs; StageGraph::context. In
-/// guided stages, guidance with momentum adds one history after the scheduler's. With SampleOptions::preview_every, one
-/// step has an input prediction [2], factors of the sample and the model's output, and an output preview [B, …], their
-/// sum.
+/// [count, ControlNets]; with a mask mask [B, h, w, 1], image_latents and noise [B, …], and levels [count, 2], the
+/// noise level after each step; in guided stages with GuidanceKeys::renoises, renoise [count] of SampleTable;
+/// prompt_inputs; StageGraph::context. In guided stages, guidance with momentum adds one history after the scheduler's.
+/// With SampleOptions::preview_every, one step has an input prediction [2], factors of the sample and the model's
+/// output, and an output preview [B, …], their sum.
 void build_steps(Graph& g, const ScopeOf& scope, const StageGraph& steps, int64_t count, const Dims& latent);
 
 /// One step with a cache, with the inputs of build_steps; with `reused` also factors f32 [2]. Arrays kept0 … are
