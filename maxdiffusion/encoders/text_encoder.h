@@ -12,9 +12,11 @@
 
 namespace md {
 
-/// Weights are read and placed on the devices once, when first needed. A program is compiled on first use for each
-/// number of captions at a time, each clip_skip, each size of reference images and, with FamilySpec::text_lengths, each
-/// number of tokens. Refers to `devices`. Not thread safe.
+/// Weights that the programs read are placed on the devices once, when first needed. A program is compiled on first use
+/// for each number of captions at a time, each clip_skip, each size of reference images and, with
+/// FamilySpec::text_lengths, each number of tokens. Reference images that the text encoder sees are encoded by a
+/// program of their own; images that are given for all captions once, until others are given. Refers to `devices`. Not
+/// thread safe.
 class TextEncoder {
  public:
   /// `batch`: captions encoded at a time. `scope`, `keys`: see text_encoder_options.
@@ -31,26 +33,38 @@ class TextEncoder {
   /// Drops the weights; the next use reads them again for the same programs. Call it after the LoRA added to them has
   /// changed.
   void forget_weights();
-  /// Published name → array, by component; used for checkpoints.
-  const std::map<std::string, HostArrays>& weights();
+  /// Published name → array, by component: all weights, also those that no program reads; for checkpoints.
+  std::map<std::string, HostArrays> weights() const;
+
+  int64_t images_encoded() const { return images_encoded_; }  // so far
+  int64_t bytes_on_devices() const;                           // of the weights
 
  private:
-  HostArrays run(const HostArrays& text, int64_t clip_skip, int64_t batch);
+  using Trace = std::function<void(Graph&, const Models&)>;
   struct Compiled {
     Program program;
-    ParamTable params;
+    ParamTable params;  // those that it reads
   };
-  /// The program for texts with these fields; also places its weights on the devices.
-  const Program& program(const std::vector<Field>& text, int64_t clip_skip, int64_t batch);
+  Compiled compiled(const std::string& name, const Trace& trace) const;
+  /// The program with this key, compiled if it does not exist; its weights are on the devices.
+  const Program& program(const std::vector<int64_t>& key, const std::string& name, const Trace& trace);
+  HostArrays run(const HostArrays& text, int64_t clip_skip, int64_t batch);
+  /// Field seen_field(i), one row for each list of images.
+  HostArray features(const std::vector<std::vector<HostArray>>& images, size_t i, int64_t batch);
+  /// The same for one list, kept for the next call.
+  const HostArrays& features(const std::vector<HostArray>& images);
   const Devices& devices_;
   std::shared_ptr<const Family> family_;
   int64_t batch_;
   WeightsOf read_;
   ScopeOptions scope_;
   CompileConfig compile_;
-  std::map<std::vector<int64_t>, Compiled> programs_;  // key: clip_skip, captions and sizes of the fields
+  /// Key: clip_skip, captions and sizes of the fields; of image encoders −1, images and sizes of their pixels.
+  std::map<std::vector<int64_t>, Compiled> programs_;
   ArrayMap arrays_;
-  std::map<std::string, HostArrays> weights_;
+  std::vector<HostArray> seen_images_;  // those of seen_features_, u8 [H, W, 3]
+  HostArrays seen_features_;
+  int64_t images_encoded_ = 0;
 };
 
 }  // namespace md

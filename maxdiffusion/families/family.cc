@@ -31,10 +31,10 @@ std::vector<FamilyClass>& families() {
        make_stable_diffusion},
       {{"WanPipeline", "WanImageToVideoPipeline"}, make_wan},
       {{"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"}, make_flux},
-      {{"Flux2KleinPipeline"}, make_flux2},
+      {{"Flux2KleinPipeline", "Flux2KleinInpaintPipeline"}, make_flux2},
       {{"ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline"}, make_z_image},
       {{"QwenImagePipeline", "QwenImageImg2ImgPipeline", "QwenImageInpaintPipeline", "QwenImageEditPipeline",
-        "QwenImageEditPlusPipeline"},
+        "QwenImageEditInpaintPipeline", "QwenImageEditPlusPipeline"},
        make_qwen_image},
   };
   return all;

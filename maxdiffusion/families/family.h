@@ -89,14 +89,16 @@ class ReferenceImages {
   };
   /// For images of these sizes. Empty: the text encoder does not see them.
   virtual Seen seen(const std::vector<MediaSize>& /*sizes*/) const { return {}; }
-  /// u8 [H, W, 3] → f32 [h, w, C], the text encoder's input.
+  /// u8 [H, W, 3] → f32 [h, w, C], the input of the text encoder's image encoder.
   virtual HostArray pixels(const HostArray& image) const { return image; }
+  /// What that makes of `pixels` [B, h, w, C]: the text encoder's input, f32 [B, …].
+  virtual Tensor features(const Models&, Tensor pixels) const { return pixels; }
 
   /// Name of the conditioning field of image i, from 0: scaled latents, the mode of the posterior, f32 [h, w, C].
   static std::string field(size_t i);
   /// The image fields present in `conditioning`, in order, each [B, h, w, C].
   static std::vector<Tensor> fields_in(const Conditioning& conditioning);
-  /// Name of the text encoders' additional input for image i: its `pixels`.
+  /// Name of the text encoders' additional input for image i: its `features`.
   static std::string seen_field(size_t i);
   static std::vector<Tensor> seen_of(const Conditioning& text);
   /// Sizes of images u8 [H, W, 3].
@@ -139,6 +141,8 @@ class Family {
 
   /// Number of images that media must begin with.
   int64_t required_images() const { return image_conditioning() ? image_conditioning()->min_images : 0; }
+  /// Whether every sample changes an image: at least one reference image is needed.
+  bool edits() const { return reference_images() && reference_images()->min_images > 0; }
   /// ReferenceImages::seen; empty without reference images.
   ReferenceImages::Seen seen(const std::vector<MediaSize>& references) const;
   /// FamilySpec::conditioning of captions with reference images of these sizes; longer if the text encoder sees them.

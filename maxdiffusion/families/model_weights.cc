@@ -233,8 +233,11 @@ std::function<NamedShards()> ModelWeights::open(const ParamTable& params, const 
       return as_shards(component_weights(params, component, values));
     };
   if (const std::string files = location(component); !files.empty())
-    return [read = open_component(params, component, *opened_->take(component, files), files,
-                                  other_names_.at(component), keep_types)] { return as_shards(read()); };
+    return [read = open_component(
+                params, component, *opened_->take(component, files), files,
+                {.allow_unused = true, .weight_names = other_names_.at(component), .keep_types = keep_types})] {
+      return as_shards(read());
+    };
   return [&params, component, slices = slices_, seed = seed_] {
     NamedShards out;
     for (const Param& p : params.params()) {
@@ -262,14 +265,15 @@ HostArrays component_weights(const ParamTable& params, const std::string& compon
 
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
                                            const SafetensorsReader& file, const std::string& path,
-                                           const WeightNameMap& weight_names, bool keep_types) {
+                                           const LoadOptions& options) {
   if (has_few_bits(params, component)) {
     std::vector<WantedWeight> weights;
     for (const ParamTable plain = before_few_bits(params, component); const Param& p : plain.params())
       weights.push_back({p.path, p.shape});
-    const LoadOptions options{.weight_names = weight_names};
-    open_weights(file, path, weights, options);  // throws now if weights do not match
-    return [&params, component, layers = open_each_weight(file, path, weights, options)] {
+    LoadOptions converted = options;
+    converted.keep_types = false;
+    open_weights(file, path, weights, converted);  // throws now if weights do not match
+    return [&params, component, layers = open_each_weight(file, path, weights, converted)] {
       return few_bits_values(params, component, [&](const std::string& name) { return layers.at(name).make(); });
     };
   }
@@ -281,8 +285,7 @@ std::function<HostArrays()> open_component(const ParamTable& params, const std::
       weights.push_back({p.path, p.shape});
     }
   if (component_params.empty()) return [] { return HostArrays(); };
-  return [component_params,
-          read = open_weights(file, path, weights, {.weight_names = weight_names, .keep_types = keep_types})] {
+  return [component_params, read = open_weights(file, path, weights, options)] {
     HostArrays out, found = read();
     for (const Param* p : component_params) out[p->input] = found.at(p->path);
     return out;

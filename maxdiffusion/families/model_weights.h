@@ -9,6 +9,7 @@
 
 #include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/base/key_values.h"
+#include "maxdiffusion/checkpoint/weights.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/mesh/shards.h"
 
@@ -118,9 +119,10 @@ class ModelWeights {
   void set_added_rows_like(const std::string& component, int32_t id) { added_rows_like_[component] = id; }
   /// Random values are generated for these slices only.
   void set_slices(SlicesOf slices) { slices_ = std::move(slices); }
-  /// Matches names and shapes now: throws io if there are no weights, or naming every missing, unused or misshapen
-  /// tensor. The returned function reads or initializes the values; the table must live until then. Values have the
-  /// table's storage types; keep_types: values from files keep the files' types.
+  /// Matches names and shapes now: throws io if there are no weights, or naming every missing or misshapen tensor;
+  /// unused ones were found when the model was opened, so the table may have a part of the component. The returned
+  /// function reads or initializes the values; the table must live until then. Values have the table's storage types;
+  /// keep_types: values from files keep the files' types.
   std::function<NamedShards()> open(const ParamTable& params, const std::string& component,
                                     bool keep_types = false) const;
   HostArrays read(const ParamTable& params, const std::string& component) const {
@@ -151,10 +153,10 @@ std::string component_files(const std::string& name, const std::string& componen
 /// Selects this component's parameters from values of several components; result in their storage types.
 HostArrays component_weights(const ParamTable& params, const std::string& component, const HostArrays& all);
 /// Matches the tensors of `file`, opened at `path`, with the component's parameters immediately; the returned function
-/// reads them. Throws as ModelWeights::open. `weight_names`: of the component's class.
+/// reads them. Throws as open_weights with these options.
 std::function<HostArrays()> open_component(const ParamTable& params, const std::string& component,
                                            const SafetensorsReader& file, const std::string& path,
-                                           const WeightNameMap& weight_names = {}, bool keep_types = false);
+                                           const LoadOptions& options = {});
 /// The same, but each array is read separately, by published name and in the file's type (open_each_weight).
 ArraysToWrite open_each_stored(const ParamTable& params, const std::string& component, const SafetensorsReader& file,
                                const std::string& path, const WeightNameMap& weight_names = {});

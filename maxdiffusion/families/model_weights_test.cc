@@ -153,8 +153,8 @@ TEST(WanAutoencoder, IsReadTheSameToTheBitUnderItsOriginalNames) {
       EXPECT_TRUE(original.contains(prefix + (version == "21" ? "decoder.upsamples.1.residual.0.gamma"
                                                               : "decoder.upsamples.1.upsamples.0.residual.0.gamma")));
       write_safetensors(t / "vae.safetensors", original);
-      const HostArrays found =
-          open_component(params, "vae", SafetensorsReader::open(t / "vae.safetensors"), t / "vae.safetensors", names)();
+      const HostArrays found = open_component(params, "vae", SafetensorsReader::open(t / "vae.safetensors"),
+                                              t / "vae.safetensors", {.weight_names = names})();
       ASSERT_EQ(found.size(), expected.size());
       for (const auto& [name, value] : expected)
         EXPECT_TRUE(std::equal(value.data(), value.data() + value.bytes(), found.at(name).data())) << name;

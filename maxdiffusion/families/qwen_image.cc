@@ -88,15 +88,13 @@ FamilySpec qwen_image_spec(const ModelFolder& folder) {
       .after_guidance = with_norms,
       .patch = kLatentPatch,
       .even_flow_steps = true,
-      .image_to_image = {},
+      .image_to_image = ImageToImage{.strength = 0.6, .inpaint_strength = 0.6, .runs_begun_steps = true},
       .blocks = "transformer_blocks",
       .block_count = transformer.num_layers,
       .axis_rules = kFluxAxisRules,
       .lora = {.targets = {"to_q", "to_k", "to_v", "to_out.0"}},
       .single_file = {.prefixes = {{kTransformer, ""}}},
       .reference = reference_conventions(folder)};
-  if (variant.references == 0)
-    spec.image_to_image = ImageToImage{.strength = 0.6, .inpaint_strength = 0.6, .runs_begun_steps = true};
   const int64_t token = vae->channels * kLatentPatch * kLatentPatch;
   check(transformer.in_channels == token && transformer.token_channels() == token &&
             transformer.patch_size == kLatentPatch,
@@ -142,16 +140,16 @@ class QwenReferences final : public ReferenceImages {
       : variant_(&variant),
         tokenizer_(std::move(tokenizer)),
         side_(folder.option<int64_t>("reference_resolution", 1024)),
-        processor_(processor_of(folder)) {
+        processor_(processor_of(folder)),
+        encoder_(folder.config<Qwen25VlConfig>(kEncoder)) {
     min_images = 1, max_images = variant.references;
-    const auto& encoder = folder.config<Qwen25VlConfig>(kEncoder);
-    check(encoder.vision.has_value(), Code::invalid_config,
+    check(encoder_.vision.has_value(), Code::invalid_config,
           "{}/text_encoder/config.json: no 'vision_config'; expected one: this model's text encoder sees images",
           folder.path());
-    check(encoder.vision->out_hidden_size == encoder.hidden_size, Code::invalid_config,
+    check(encoder_.vision->out_hidden_size == encoder_.hidden_size, Code::invalid_config,
           "{}/text_encoder/config.json: 'vision_config' has 'out_hidden_size' {}; expected 'hidden_size' = {}",
-          folder.path(), encoder.vision->out_hidden_size, encoder.hidden_size);
-    unit_ = encoder.vision->token_size();
+          folder.path(), encoder_.vision->out_hidden_size, encoder_.hidden_size);
+    unit_ = encoder_.vision->token_size();
     check(processor_.area->multiple == unit_, Code::invalid_config,
           "{}/processor: tokens of {} pixels a side ('patch_size' times 'merge_size'); expected {}, as in the text "
           "encoder's 'vision_config'",
@@ -181,13 +179,16 @@ class QwenReferences final : public ReferenceImages {
     const MediaSize first = first_size({image.dims()[0], image.dims()[1]});
     return processor_.apply(resize_rgb8(image, first.height, first.width, Filter::lanczos));
   }
-  /// The images [B, h, w, C] with the index of their first tokens, in a text whose images start at `at`.
+  Tensor features(const Models& models, Tensor pixels) const override {
+    return cast(image_in_text(models(kEncoder), encoder_, pixels), DType::f32);
+  }
+  /// The images' features with the index of their first tokens, in a text whose images start at `at`.
   std::vector<ImageInText> places(const std::vector<Tensor>& images, int64_t at) const {
     std::vector<ImageInText> places;
     for (size_t i = 0; i < images.size(); ++i) {
       at += head_tokens(i);
       places.push_back({images[i], at});
-      at += tokens_of(images[i].dim(1), images[i].dim(2)) + 1;
+      at += images[i].dim(1) * images[i].dim(2) + 1;
     }
     return places;
   }
@@ -230,6 +231,7 @@ class QwenReferences final : public ReferenceImages {
   std::shared_ptr<const Tokenizer> tokenizer_;  // null after ModelFolder::from_texts
   int64_t side_, unit_ = 0;                     // pixels: side of a square with an image's area; side of a token
   ImageProcessor processor_;
+  Qwen25VlConfig encoder_;
 };
 
 class QwenImage final : public Family {

@@ -94,10 +94,9 @@ LoraSums::LoraSums(const std::vector<ScaledLora>& loras, const ParamTable& param
                         const std::function<void(const Dims& dims, const std::string& name)>& fits) {
     const auto model = weights.find(component);
     if (model == weights.end()) return;
-    const std::string name = fmt::format("{} of {} in '{}'", path, component, file);
     const auto weight = model->second.find(path);
-    check(weight != model->second.end(), Code::io, "LoRA for {}: the model has no such weight", name);
-    fits(weight->second, name);
+    if (weight == model->second.end()) return;
+    fits(weight->second, fmt::format("{} of {} in '{}'", path, component, file));
     addends_[component][path].push_back(one);
   };
   for (const ScaledLora& lora : loras) {

@@ -21,8 +21,7 @@ struct ScaledLora {
 /// the storage type, with a few MB of f32 per core. Uses all cores.
 class LoraSums {
  public:
-  /// Skips components that are not in `params`. Throws io if a target is missing or a shape differs (naming both).
-  /// `loras` must outlive this.
+  /// Skips weights that are not in `params`. Throws io if a shape differs (naming both). `loras` must outlive this.
   LoraSums(const std::vector<ScaledLora>& loras, const ParamTable& params);
   /// The merged value of the weight with this published path; a new array if a file changes it.
   HostArray added(const std::string& component, const std::string& path, const HostArray& value) const;

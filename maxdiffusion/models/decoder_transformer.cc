@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <map>
-#include <memory>
 #include <nlohmann/json.hpp>
 #include <numeric>
 
@@ -99,14 +97,6 @@ std::vector<Tensor> states_of(const Scope& s, const Config& c, Tensor x, const P
   std::vector<Tensor> out;
   for (int64_t i : layers) out.push_back(states.at(static_cast<size_t>(i)));
   return out;
-}
-
-/// Returns the existing parameter if one is created again under the same name.
-Scope::Source once_per_name() {
-  return [params = std::make_shared<std::map<std::string, Tensor>>()](const Scope& below, Param p) {
-    Tensor& t = (*params)[p.path];
-    return t ? t : t = below.resolve(std::move(p));
-  };
 }
 
 /// Rotary positions of tokens at times, rows and columns, for the sections of a head's pairs.
@@ -225,16 +215,21 @@ std::vector<Tensor> decoder_hidden_states(const Scope& s, const Config& c, Tenso
   return states_of(s, c, x, {nn::grid_rotary(s.graph(), {ids.dim(1)}, {c.head_dim}, c.rope_theta), lengths}, layers);
 }
 
+Tensor image_in_text(const Scope& s, const Qwen25VlConfig& c, Tensor pixels) {
+  check(c.vision.has_value(), Code::invalid_config, "Qwen2.5-VL config: no 'vision_config'; expected one, for images");
+  check(c.vision->out_hidden_size == c.hidden_size, Code::invalid_config,
+        "Qwen2.5-VL config: 'vision_config' has 'out_hidden_size' {}, expected 'hidden_size' = {}",
+        c.vision->out_hidden_size, c.hidden_size);
+  const int64_t unit = c.vision->token_size();
+  return reshape(qwen_vision(s / "visual", *c.vision, pixels),
+                 {pixels.dim(0), pixels.dim(1) / unit, pixels.dim(2) / unit, c.hidden_size});
+}
+
 std::vector<Tensor> decoder_hidden_states(const Scope& s, const Qwen25VlConfig& c, Tensor ids,
                                           const std::vector<int64_t>& layers, const std::vector<ImageInText>& images) {
   if (images.empty()) return decoder_hidden_states(s, c, ids, layers);
   auto path = s.path_scope();
   check_ids(c, ids, layers);
-  check(c.vision.has_value(), Code::invalid_config, "Qwen2.5-VL config: no 'vision_config'; expected one, for images");
-  check(c.vision->out_hidden_size == c.hidden_size, Code::invalid_config,
-        "Qwen2.5-VL config: 'vision_config' has 'out_hidden_size' {}, expected 'hidden_size' = {}",
-        c.vision->out_hidden_size, c.hidden_size);
-  const Scope visual = (s / "visual").with_source(once_per_name());
   Tensor x = nn::embedding(s / "embed_tokens", ids, c.vocab_size, c.hidden_size);
   std::vector<Tensor> parts;
   std::vector<std::array<int64_t, 3>> places;
@@ -247,9 +242,8 @@ std::vector<Tensor> decoder_hidden_states(const Scope& s, const Qwen25VlConfig& 
     check(image.first >= next, Code::invalid_graph, "decoder: an image begins at token {}; expected {} or more",
           image.first, next);
     text_to(image.first);
-    parts.push_back(cast(qwen_vision(visual, *c.vision, image.pixels), x.dtype()));
-    const int64_t unit = c.vision->token_size(), rows = image.pixels.dim(1) / unit,
-                  columns = image.pixels.dim(2) / unit;
+    const int64_t rows = image.features.dim(1), columns = image.features.dim(2);
+    parts.push_back(cast(reshape(image.features, {x.dim(0), rows * columns, c.hidden_size}), x.dtype()));
     for (int64_t i = 0; i < rows * columns; ++i) places.push_back({at, at + i / columns, at + i % columns});
     next += rows * columns, at += std::max(rows, columns);
   }

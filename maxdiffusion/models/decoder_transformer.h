@@ -53,15 +53,18 @@ std::string qwen3_chat(const std::string& prompt, bool thinks);
 /// transformers with a mask. Absent: padding also attends to the padding before it.
 std::vector<Tensor> decoder_hidden_states(const Scope& s, const DecoderConfig& config, Tensor ids,
                                           const std::vector<int64_t>& layers, Tensor lengths = {});
-/// Images in a text. `pixels`: input of qwen_vision. `first`: index of the image's first token in every sample's text.
+/// An image in a text. `features`: of image_in_text. `first`: index of the image's first token in every sample's text.
 /// All samples have images of the same sizes at the same indices.
 struct ImageInText {
-  Tensor pixels;  // [B, H, W, C]
+  Tensor features;  // [B, rows, columns, hidden_size]
   int64_t first;
 };
+/// The tokens of an image, from the image encoder, whose parameters are `s / "visual" / …`. pixels: [B, H, W, C], input
+/// of qwen_vision → [B, rows, columns, hidden_size]. Throws invalid_config for a model without one.
+Tensor image_in_text(const Scope& s, const Qwen25VlConfig& config, Tensor pixels);
 /// The same for texts with images, in order. Values of `ids` at an image's tokens are not read. An image's tokens have
 /// the time of its first token, and rows and columns counted from there; the next text position follows the largest of
-/// these. Parameters of the image encoder are `s / "visual" / …`. Throws invalid_config for a model without one.
+/// these.
 std::vector<Tensor> decoder_hidden_states(const Scope& s, const Qwen25VlConfig& config, Tensor ids,
                                           const std::vector<int64_t>& layers, const std::vector<ImageInText>& images);
 /// Creates every parameter (registry.h) except the image encoder's, which only some families use.

@@ -507,7 +507,10 @@ std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOpt
   std::vector<Field> fields = family.caption_fields(references);
   if (family.required_images() > 0)
     std::ranges::copy(family.image_conditioning()->fields(o.size), std::back_inserter(fields));
-  std::ranges::copy(family.reference_fields(references), std::back_inserter(fields));
+  if (o.strength && !references.empty())  // samples begin with it, with their size
+    fields.push_back({ReferenceImages::field(0), {DType::f32, family.latent_dims(o.size)}});
+  else
+    std::ranges::copy(family.reference_fields(references), std::back_inserter(fields));
   if (const std::string& inpainting = family.spec().inpainting; !inpainting.empty()) {
     Dims dims = family.latent_dims(o.size);
     ++dims.back();

@@ -286,30 +286,34 @@ struct DiffusionPipeline::Impl {
     }
     MediaAutoencoder& coder = autoencoder_for(per_device(1));
     o.image_latents = repeat_rows(coder.latents(pixels), each);
+    HostArrays fields;
+    // If the denoiser attends to reference images, it also gets this image without a mask.
+    if (models.family->reference_images() && (r.mask || models.family->edits()))
+      fields[ReferenceImages::field(0)] = o.image_latents;
     if (r.mask) {
       o.noise_alone = o.strength == 1;
       const HostArray mask = mask_of(r.mask, height, width, r.mask_grow, r.mask_blur);
       const HostArray cells = mask_cells(mask, spec.autoencoder->downscale, spec.image_to_image->mask_of_middle);
-      HostArrays fields;
-      // If the denoiser attends to reference images, it also gets this image without a mask.
-      if (models.family->reference_images()) fields[ReferenceImages::field(0)] = o.image_latents;
       if (spec.inpainting.empty()) {
         o.mask = cells;
       } else {
         const HostArray rest = repeat_rows(coder.latents(without_masked(pixels, mask)), each);
         fields[spec.inpainting] = concatenate(repeat_rows(cells, o.samples()), rest);
       }
-      for (HostArrays* half : {&prompts.positive, &prompts.negative})
-        if (!half->empty()) half->insert(fields.begin(), fields.end());
     }
+    for (HostArrays* half : {&prompts.positive, &prompts.negative})
+      if (!half->empty()) half->insert(fields.begin(), fields.end());
     leave(autoencoder);
   }
 
   /// Generates samples, then enlarged samples that begin with them.
   SampleResult generate_twice(const SampleRequest& r) {
-    check(r.hires_scale >= 1 && models.family->spec().image_to_image && !models.family->image_conditioning(),
+    check(r.hires_scale >= 1 && models.family->spec().image_to_image && !models.family->image_conditioning() &&
+              !models.family->edits(),
           Code::invalid_config, "hires_scale is {}; expected 1{}", r.hires_scale,
-          r.hires_scale < 1 ? " or more" : ": this model's media do not begin with an image");
+          r.hires_scale < 1        ? " or more"
+          : models.family->edits() ? ": this model changes an image"
+                                   : ": this model's media do not begin with an image");
     check(r.seeds.empty(), Code::invalid_config, "hires_scale is {} with seeds; expected 1", r.hires_scale);
     check(!r.mask && r.outpaint.empty(), Code::invalid_config,
           "hires_scale is {} with mask_image or outpaint; expected 1: a sample with a mask has its image's size",
@@ -386,6 +390,7 @@ struct DiffusionPipeline::Impl {
     const Canvas canvas(requested, *models.family);
     const SampleRequest& r = canvas.request;
     SampleOptions o = options(r);
+    if (!canvas.images.empty() && !o.references.empty()) o.references = canvas.images;  // the text encoder sees all
     const auto check_stop = [&r] {
       if (r.stop.stop_requested()) throw Cancelled();
     };

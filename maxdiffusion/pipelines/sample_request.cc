@@ -122,6 +122,8 @@ void check_images(const SampleRequest& r, const Family& family) {
         .note("try: image=FILE mask_image=FILE, or outpaint=64,0,64,0 in place of the mask");
   if (!begins_with_images(r, family)) return check_images(family, images);
   if (r.image_latents) return;
+  check(images == 1 || !family.edits(), Code::invalid_config,
+        "image: {} images are given with strength, mask_image or outpaint; this model then takes 1", images);
   check(images == 1 || images == prompts, Code::invalid_config,
         "image: {} images are given for {} {}; expected one for all, or one each", images, prompts,
         prompts == 1 ? "prompt" : "prompts");
@@ -135,7 +137,7 @@ MediaSize sample_size(const SampleKeys& k, int64_t resolution, const Family& fam
 MediaSize sample_size(const SampleRequest& r, const Family& family) {
   MediaSize size = sample_size(r, r.resolution, family);
   if (r.image_latents) return size;
-  if (begins_with_images(r, family)) {
+  if (begins_with_images(r, family) && !family.edits()) {
     const int64_t multiple = family.spec().autoencoder->downscale * family.spec().patch;
     const bool continued = r.outpaint.size() == 4;
     const auto image_side = [&](size_t axis) {
@@ -197,10 +199,8 @@ SampleOptions sample_options(const SampleRequest& r, const Family& family, const
   o.seed = static_cast<uint64_t>(seed);
   o.first_sample = r.first_sample;
   o.latents = r.latents;
-  if (begins_with_images(r, family))
-    set_beginning(r, family, o);
-  else if (family.reference_images())
-    o.references = r.images;
+  if (begins_with_images(r, family)) set_beginning(r, family, o);
+  if (family.reference_images() && (family.edits() || !o.strength)) o.references = r.images;
   o.images_per_prompt = images_per_prompt(r);
   if (batch.pixels_per_device > 0) {
     o.batch = std::max<int64_t>(batch.pixels_per_device / (o.size.height * o.size.width * o.size.frames), 1) * devices;

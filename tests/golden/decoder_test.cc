@@ -58,17 +58,26 @@ INSTANTIATE_TEST_SUITE_P(Goldens, Qwen25Vl,
                                          Variant{"WithoutKernels", "qwen25_vl", {}, false}),
                          [](const auto& info) { return info.param.name; });
 
+/// Returns the existing parameter if one is created again under the same name.
+Scope::Source once_per_name() {
+  return [params = std::make_shared<NamedTensors>()](const Scope& below, Param p) {
+    Tensor& t = (*params)[p.path];
+    return t ? t : t = below.resolve(std::move(p));
+  };
+}
+
 /// Runs the texts with the golden's images.
 NamedTensors run_qwen_vision(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
   const auto config = Qwen25VlConfig::from_json(json);
+  const Scope of_images = s.with_source(once_per_name());
   std::vector<ImageInText> images;
   const bool two = config.num_hidden_layers == 2;
   int64_t next = two ? 3 : 1;  // tokens before the first image, then two between the images
   for (const char* name : {"image0", "image1"}) {
     if (!in[name]) continue;
-    images.push_back({in.at(name), next});
-    const int64_t unit = config.vision->token_size();
-    next += in.at(name).dim(1) / unit * (in.at(name).dim(2) / unit) + 2;
+    const Tensor features = image_in_text(of_images, config, in.at(name));
+    images.push_back({features, next});
+    next += features.dim(1) * features.dim(2) + 2;
   }
   Tensor x = decoder_hidden_states(s, config, in.at("ids"), {config.num_hidden_layers}, images).front();
   return {{"last", x * broadcast_to(expand_dims(cast(in.at("mask"), x.dtype()), 2), x.dims())}};
@@ -99,11 +108,8 @@ TEST(QwenVisionConfig, SaysWhatDoesNotFit) {
     Graph g;
     ParamTable params;
     const Qwen25VlConfig config = Qwen25VlConfig::from_json(whole);
-    const Tensor ids = full(g, 0, {DType::s32, {1, 9}}), pixels = full(g, 0, {DType::f32, {1, 28, 28, 3}});
-    EXPECT_NE(error_of([&] {
-                decoder_hidden_states(Scope(g, params, "m"), config, ids, {1}, {{pixels, 0}});
-              }).find(message),
-              std::string::npos);
+    const Tensor pixels = full(g, 0, {DType::f32, {1, 28, 28, 3}});
+    EXPECT_NE(error_of([&] { image_in_text(Scope(g, params, "m"), config, pixels); }).find(message), std::string::npos);
   }
 }
 

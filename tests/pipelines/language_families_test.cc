@@ -1,5 +1,8 @@
 // Families with a language model as text encoder, through the real program: prompts of all lengths, incomplete folders,
 // and LoRA that is trained, resumed to the bit and sampled.
+#include "maxdiffusion/encoders/text_encoder.h"
+#include "maxdiffusion/families/open_model.h"
+#include "tests/one_device.h"
 #include "tests/pipelines/family_program.h"
 
 namespace md {
@@ -52,6 +55,15 @@ TEST_P(LanguageFamily, RefusesATextEncoderOfAnotherWidth) {
   expect_refused(o, 2, "12");
 }
 
+TEST_P(LanguageFamily, RefusesABrokenTokenizer) {
+  const std::string model = copy(), file = model + "/tokenizer/tokenizer.json", whole = read_file(file);
+  write_file_atomic(file, whole.substr(0, whole.size() / 2));
+  expect_refused(generate(model, {}), 4, "tokenizer/tokenizer.json");
+  write_file_atomic(file, whole);
+  change(file, [](auto& j) { j["model"].erase("merges"); });
+  expect_refused(generate(model, {}), 4, "tokenizer/tokenizer.json");
+}
+
 TEST_P(LanguageFamily, LoraIsResumedToTheBitAndSampledWith) {
   const Words lora = {"disable_training_weights=true", "checkpoint_every=4", "train_lora=true", "lora_rank=2",
                       "lora_alpha=1"};
@@ -99,6 +111,33 @@ INSTANTIATE_TEST_SUITE_P(
                         size_t{4} * 2,  // image tokens, in every block
                         {"transformer_blocks.1.attn.to_out.0", "transformer_blocks.0.attn.to_q"}}),
     [](const auto& info) { return info.param.facts.name; });
+
+TEST(TextEncoderWeights, OfLayersBehindTheLastOneReadAreNotOnTheDevices) {
+  for (const auto& [folder, read, layers] : {std::tuple{"zimage/base", std::vector<int64_t>{}, int64_t{2}},
+                                             {"flux2/base", {1, 2, 2}, 2},
+                                             {"flux2/base", {1, 2, 4}, 4}}) {
+    SCOPED_TRACE(fmt::format("{} to layer {}", folder, layers));
+    const OpenedModel model = open_model(std::string(MD_SOURCE_DIR "/tests/golden/") + folder,
+                                         {.text_encoder_out_layers = read}, Purpose::sampling);
+    TextEncoder encoder(one_device(), model.family, 1,
+                        [&](const ParamTable& params, const std::string& c) { return model.weights.read(params, c); },
+                        {}, {});
+    encoder.encode({"red"});
+    const auto config = parse_json(model.folder.files().at("text_encoder/config.json"));
+    int64_t expected = 0, all = 0;
+    const std::map<std::string, HostArrays> weights = encoder.weights();
+    for (const auto& [name, a] : weights.at("text_encoder")) {
+      all += a.bytes();
+      const bool in_layer = name.starts_with("layers."), final_norm = name == "norm.weight";
+      if (final_norm ? layers == config["num_hidden_layers"] : !in_layer || std::stoll(name.substr(7)) < layers)
+        expected += a.bytes();
+    }
+    fmt::print("  {} layers of {}: {} bytes of {}\n", layers, config["num_hidden_layers"].get<int64_t>(), expected,
+               all);
+    EXPECT_EQ(encoder.bytes_on_devices(), expected);
+    EXPECT_EQ(all, 4 * model.folder.params("text_encoder").count()) << "checkpoints are whole";
+  }
+}
 
 }  // namespace
 }  // namespace md

@@ -4,6 +4,7 @@
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/run/encode_dataset.h"
 #include "maxdiffusion/run/training_data.h"
+#include "tests/one_device.h"
 #include "tests/pipelines/family_program.h"
 
 namespace md {
@@ -80,6 +81,47 @@ TEST_F(QwenImageEdit, ThePromptIsReadWithTheImage) {
   for (int i = 0; i < 1200; ++i) words += "7 ";
   latents(base, {a, "true_cfg_scale=1", "num_inference_steps=1", "prompt=" + words}, &log);
   EXPECT_TRUE(contains(log, "caption longer than 1024 tokens is cut")) << log;  // image tokens do not count
+}
+
+TEST_F(QwenImageEdit, ReplacesThePartOfOneImageThatAMaskShows) {
+  HostArray columns(Shape{DType::u8, {64, 96, 3}});
+  auto v = columns.mutable_view<uint8_t>();
+  for (size_t i = 0; i < v.size(); ++i) v[i] = i / 3 % 96 < 48 ? 0 : 255;
+  write_png(t / "mask.png", columns);
+  const std::string mask = "mask_image=" + (t / "mask.png");
+  const Words own = {a, mask, "height=null", "width=null", "true_cfg_scale=1"};
+  Words other = own;
+  other.emplace_back("prompt=blue");
+  const std::vector<double> red = latents(base, own), blue = latents(base, other);  // [1, 16, 32, 48]
+  ASSERT_EQ(red.size(), 16 * 32 * 48);
+  for (size_t i = 0; i < red.size(); ++i) EXPECT_EQ(red[i] == blue[i], i % 48 < 24) << i;
+  // At the size of the scaled image plus the margins, again scaled.
+  EXPECT_EQ(sampled(base, {a, "outpaint=0,70,0,70", "strength=1"}), (Dims{1, 128, 64, 3}));
+  expect_refused(generate(plus, {both, mask}), 2,
+                 "image: 2 images are given with strength, mask_image or outpaint; this model then takes 1");
+  expect_refused(generate(base, {mask}), 2, "is given without image; expected image=FILE too");
+  expect_refused(generate(base, {a, "hires_scale=2"}), 2, "hires_scale is 2; expected 1: this model changes an image");
+}
+
+TEST_F(QwenImageEdit, AnImageIsEncodedOnceForAllTexts) {
+  const OpenedModel model = open_model(plus, {}, Purpose::sampling);
+  TextEncoder encoder(one_device(), model.family, 1,
+                      [&](const ParamTable& params, const std::string& c) { return model.weights.read(params, c); }, {},
+                      {});
+  const HostArray first = decode_image(t / "a.png"), second = decode_image(t / "b.png");
+  const auto encode = [&](const std::vector<std::string>& texts, const std::vector<HostArray>& images) {
+    return encoder.encode(texts, {}, 0, 0, {images}).at("prompt_embeds").to_doubles();
+  };
+  const std::vector<double> red = encode({"red"}, {first, second});
+  EXPECT_EQ(encoder.images_encoded(), 2);
+  const std::vector<double> both = encode({"grey", "red"}, {first, second});
+  EXPECT_EQ(encoder.images_encoded(), 2) << "a second text and a third";
+  EXPECT_TRUE(std::equal(red.begin(), red.end(), both.begin() + std::ssize(both) / 2));
+  EXPECT_NE(encode({"red"}, {second, first}), red);
+  EXPECT_EQ(encoder.images_encoded(), 4) << "other images";
+  encoder.forget_weights();
+  EXPECT_NE(encode({"red"}, {second, first}), red);
+  EXPECT_EQ(encoder.images_encoded(), 6) << "other weights";
 }
 
 TEST_F(QwenImageEdit, RefusesImagesThatItDoesNotTake) {
@@ -231,6 +273,33 @@ TEST_P(Pairs, AreEncodedAsTheyAreSampledWith) {
       for (const auto& [name, a] : expected)
         EXPECT_TRUE(close(found.at((seen ? prefix : "") + name), row_of(a, 0))) << prefix << name << i;
     }
+}
+
+TEST_P(Pairs, OfRecordsAreTrainedWithAsThoseOfAFolder) {
+  const Words words = {"enable_data_shuffling=false", "eval_every=0"};
+  ASSERT_EQ(train("folder", "pairs", words).status, 0);
+  Words prepare = {"output_dir=" + t.path(),
+                   "pretrained_model_name_or_path=" + base,
+                   "train_data_dir=" + (t / "pairs"),
+                   "cond_image_column=" + GetParam().columns,
+                   "resolution=32",
+                   "tfrecords_dir=" + (t / "records")};
+  prepare.insert(prepare.begin(), {"prepare_tfrecords", MD_SOURCE_DIR "/tests/pipelines/generate.yml"});
+  prepare.insert(prepare.end(), facts.words.begin(), facts.words.end());
+  const Outcome prepared = maxdiffusion(prepare);
+  ASSERT_EQ(prepared.status, 0) << prepared.err;
+  Words records = words;
+  records.emplace_back("dataset_type=tfrecord");
+  const Outcome o = train("of_records", "records", records);
+  ASSERT_EQ(o.status, 0) << o.err;
+  const auto trained = [&](const std::string& run) {
+    return SafetensorsReader::open(t / (run + "/checkpoints/4/transformer/diffusion_pytorch_model.safetensors"));
+  };
+  const SafetensorsReader folder = trained("folder"), found = trained("of_records");
+  for (const auto& [name, a] : folder.tensors()) {
+    const std::vector<double> x = a.to_doubles(), y = found.tensors().at(name).to_doubles();
+    for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], y[i], 1e-5) << name << " " << i;
+  }
 }
 
 TEST_P(Pairs, AreRefusedWhereTheyCannotBeTrainedWith) {

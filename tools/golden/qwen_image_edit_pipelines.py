@@ -7,11 +7,14 @@ tests/golden/qwenimage_edit/ gets
   golden.safetensors        <case>.noise  what the pipeline starts from, NCHW (not packed), standard normal
                             <case>.latents, before the autoencoder, NCHW, as scaled for the transformer
                             <case>.images, NHWC in [0, 1]
-                            reference0, reference1  u8 [H, W, 3], reference images
+                            reference0, reference1, reference2, mask, white  u8 [H, W, 3], images
                             metadata: noise_floor.<case>, the distance of the same run in float64
 All in float32 on the CPU. References are scaled to RESOLUTION² pixels, not 1024². Positions of an image's tokens are rows
 and columns: transformers is given mm_token_type_ids, without which it counts them as text. The processor is its steps with
 Pillow, since its class needs torchvision.
+
+With a mask (QwenImageEditInpaintPipeline) the noise is what the image gets, and the image's latents are the mode of the
+autoencoder's posterior, not a random latent of it.
 
     python tools/golden/qwen_image_edit_pipelines.py [CASE ...]   cases that are not named, and folders, stay as they are
 """
@@ -22,10 +25,12 @@ import pathlib
 import re
 import sys
 
+import numpy
 import torch
-from diffusers import (AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageEditPipeline,
-                       QwenImageEditPlusPipeline, QwenImageTransformer2DModel)
-from diffusers.pipelines.qwenimage import pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus
+from diffusers import (AutoencoderKLQwenImage, FlowMatchEulerDiscreteScheduler, QwenImageEditInpaintPipeline,
+                       QwenImageEditPipeline, QwenImageEditPlusPipeline, QwenImageTransformer2DModel)
+from diffusers.pipelines.qwenimage import (pipeline_qwenimage_edit, pipeline_qwenimage_edit_inpaint,
+                                           pipeline_qwenimage_edit_plus)
 from PIL import Image
 from tokenizers import AddedToken
 from transformers import BatchFeature, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
@@ -42,7 +47,7 @@ RESOLUTION = 80
 IMAGE_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
 PIPELINES = {"edit": QwenImageEditPipeline, "plus": QwenImageEditPlusPipeline}
 
-for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_plus):
+for module in (pipeline_qwenimage_edit, pipeline_qwenimage_edit_inpaint, pipeline_qwenimage_edit_plus):
     original = module.calculate_dimensions
     module.calculate_dimensions = lambda area, ratio, original=original: original(
         RESOLUTION**2 if area == 1024**2 else area, ratio)
@@ -104,8 +109,13 @@ def make(kind, generator):
 
 
 # Pillow 13 scales rows before columns, not after, if rows shrink and columns grow; these sizes avoid that.
-SIZES = {"reference0": (60, 72), "reference1": (101, 70)}
+SIZES = {"reference0": (60, 72), "reference1": (101, 70), "reference2": (64, 96)}
+# A gradient, and the same area in white, with the sizes of samples from reference0 and reference2.
+MASKS = {"mask": torch.zeros(64, 96, 3, dtype=torch.uint8)}
+MASKS["mask"][9:41, 20:77] = (torch.arange(57) * 4 + 20).to(torch.uint8)[None, :, None]
+MASKS["white"] = (MASKS["mask"] > 0).to(torch.uint8) * 255
 BOTH = ["reference0", "reference1"]
+OWN = dict(height=None, width=None)
 # name: (folder, arguments of the pipeline, whether images are decoded)
 CASES = {
     "qwen_edit": ("edit", dict(image=BOTH[:1], true_cfg_scale=1.0), True),
@@ -121,6 +131,13 @@ CASES = {
                                    true_cfg_scale=4.0), True),
     "qwen_plus_three": ("plus", dict(image=BOTH + BOTH[:1], height=None, width=None, num_inference_steps=2,
                                      num_images_per_prompt=2, true_cfg_scale=1.0), False),
+    # With a mask.
+    "qwen_edit_masked": ("edit", dict(image=BOTH[:1], mask_image="mask", negative_prompt="grey", true_cfg_scale=3.0, **OWN),
+                         True),
+    "qwen_edit_masked_strong": ("edit", dict(image=BOTH[:1], mask_image="mask", strength=1.0, true_cfg_scale=1.0,
+                                             num_images_per_prompt=2, **OWN), False),
+    "qwen_edit_masked_crop": ("edit", dict(image=["reference2"], mask_image="white", padding_mask_crop=4, negative_prompt=" ",
+                                           true_cfg_scale=2.0, **OWN), True),
 }
 
 
@@ -131,6 +148,8 @@ def arguments(case):
 def run(pipes, case, dtype):
     folder, _, decodes = CASES[case]
     pipe, a = pipes[folder], arguments(case)
+    if "mask_image" in a:
+        return run_masked(pipe, case, dtype)
     pipe.to(dtype)
     pipe.set_progress_bar_config(disable=True)
     last = SIZES[a["image"][-1]]
@@ -152,10 +171,38 @@ def run(pipes, case, dtype):
     return out
 
 
+def run_masked(whole, case, dtype):
+    a = arguments(case)
+    pipe = QwenImageEditInpaintPipeline(**whole.components)
+    pipe.to(dtype)
+    pipe.set_progress_bar_config(disable=True)
+    mask = MASKS[a["mask_image"]]
+    height, width = mask.shape[:2]
+    del a["height"], a["width"]
+    a["image"] = Image.fromarray(reference(a["image"][0], SIZES).numpy())
+    a["mask_image"] = Image.fromarray(mask.numpy())
+    noise = torch.randn(a.get("num_images_per_prompt", 1), 16, height // SCALE, width // SCALE,
+                        generator=torch.Generator().manual_seed(sum(map(ord, case))))
+    module = pipeline_qwenimage_edit_inpaint
+    module.randn_tensor = lambda shape, dtype=None, **_: noise.reshape(shape).to(dtype)
+    module.retrieve_latents = lambda out, generator=None, sample_mode=None: out.latent_dist.mode()
+    last, out = {}, {"noise": noise}
+    kind = "pil" if "padding_mask_crop" in a else "pt"  # whole images with the part put back are PIL's alone
+    with kept_precision():
+        images = pipe(**a, output_type=kind, callback_on_step_end=lambda p, step, t, state: last.update(state) or {}).images
+    out["latents"] = pipe._unpack_latents(last["latents"], height, width, SCALE).squeeze(2).float()
+    if CASES[case][2]:
+        out["images"] = (torch.from_numpy(numpy.array(images[0])[None]).float() / 255 if kind == "pil" else
+                         images.movedim(1, -1).float())
+    return out
+
+
 def words_of(case):
     def one(key, v):
         if key == "image":
             return ",".join(f"{{}}/{name}.png" for name in v)
+        if key == "mask_image":
+            return f"{{}}/{v}.png"
         return v if isinstance(v, str) else json.dumps(v, ensure_ascii=False)
     keywords = arguments(case) | {"reference_resolution": RESOLUTION}
     return {"name": case, "folder": CASES[case][0],
@@ -165,7 +212,7 @@ def words_of(case):
 def main():
     pipes = {kind: make(kind, torch.Generator().manual_seed(31 + len(kind))) for kind in PIPELINES}
     record(ROOT, pipes, CASES, lambda case, dtype: run(pipes, case, dtype), words_of,
-           {name: reference(name, SIZES) for name in SIZES})
+           {name: reference(name, SIZES) for name in SIZES} | MASKS)
     for kind, pipe in pipes.items():
         if not sys.argv[1:]:
             pipe.processor.save(ROOT / kind)
