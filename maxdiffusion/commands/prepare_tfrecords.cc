@@ -11,6 +11,7 @@
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/run/data_plan.h"
+#include "maxdiffusion/run/encode_dataset.h"
 #include "maxdiffusion/run/model_components.h"
 #include "maxdiffusion/storage/local_cache.h"
 #include "maxdiffusion/storage/remote_sync.h"
@@ -61,7 +62,11 @@ void write_encoded(const TrainingRequest& r, const std::shared_ptr<const RecordS
     rng.fill(HostRng::Distribution::normal, 1, static_cast<uint64_t>(shards.count()) * n, random);
     return random;
   };
-  ImageConfig config{.resolution = keys.resolution, .center_crop = keys.center_crop, .random_crop = keys.random_crop};
+  const int64_t references = std::ssize(r.data.source.reference_columns());
+  ImageConfig config{.resolution = keys.resolution,
+                     .center_crop = keys.center_crop,
+                     .random_crop = keys.random_crop,
+                     .references = references};
   if (family.spec().videos()) config = plan_images(r.data, family);
   const ImagesInBuckets images = sort_into_aspect_buckets(source, config, true);
   int64_t skipped = 0;
@@ -74,14 +79,29 @@ void write_encoded(const TrainingRequest& r, const std::shared_ptr<const RecordS
       skipped += std::ssize(group.skipped);
       if (first.empty() && skipped > 0) first = group.skipped[0];
       if (group.names.empty()) continue;
-      std::vector<HostArray> moments = {models.media_autoencoder().encode(group.pixels)};
-      if (keys.random_flip) moments.push_back(models.media_autoencoder().encode(mirrored(group.pixels)));
-      const HostArrays conditioning = models.text_encoder().encode(group.captions),
-                       tokens = family.tokenize(group.captions);
+      struct Pass {
+        HostArray moments;
+        HostArrays conditioning;
+      };
+      std::vector<Pass> passes;
+      for (const bool flip : keys.random_flip ? std::vector{false, true} : std::vector{false}) {
+        std::vector<HostArray> from_images = group.references;
+        if (flip) std::ranges::transform(from_images, from_images.begin(), mirrored);
+        Pass& pass = passes.emplace_back();
+        pass.moments = models.media_autoencoder().encode(flip ? mirrored(group.pixels) : group.pixels);
+        // Without reference images mirrored samples have the same texts.
+        pass.conditioning = flip && references == 0
+                                ? passes[0].conditioning
+                                : models.text_encoder().encode(group.captions, {}, 0, 0,
+                                                               references_of(from_images, std::ssize(group.names)));
+        for (size_t k = 0; k < from_images.size(); ++k)
+          pass.conditioning[ReferenceImages::field(k)] = models.media_autoencoder().latents(from_images[k]);
+      }
+      const HostArrays tokens = family.tokenize(group.captions);
       for (int64_t i = 0; i < std::ssize(group.names); ++i)
-        for (const HostArray& m : moments)
-          shards.add(family.spec().records->to_record(family.spec(), md::row_of(m, i), row_of(tokens, i),
-                                                      row_of(conditioning, i), noise),
+        for (const Pass& pass : passes)
+          shards.add(family.spec().records->to_record(family.spec(), md::row_of(pass.moments, i), row_of(tokens, i),
+                                                      row_of(pass.conditioning, i), noise),
                      numbers_of(r, shards.count()));
     }
   }

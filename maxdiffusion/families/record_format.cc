@@ -5,7 +5,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
-#include "maxdiffusion/families/family_spec.h"
+#include "maxdiffusion/families/family.h"
 
 namespace md {
 namespace {
@@ -141,7 +141,10 @@ std::vector<std::string> RecordFormat::columns(const FamilySpec& spec) const {
 
 HostArrays RecordFormat::from_records(const FamilySpec& spec, const HostArrays& records) const {
   HostArrays out;
-  for (const auto& [name, a] : records) out[name] = a.cast(DType::f32);
+  for (const auto& [name, a] : records) {
+    const auto field = std::ranges::find(spec.conditioning, name, &Field::name);
+    out[name] = a.cast(field == spec.conditioning.end() ? DType::f32 : field->shape.dtype);
+  }
   out.at("moments") = spec.autoencoder->latent_scale.apply_to_moments(out.at("moments"));
   return out;
 }
@@ -151,6 +154,12 @@ HostArrays RecordFormat::to_record(const FamilySpec&, const HostArray& moments, 
   HostArrays out = conditioning;
   out["moments"] = moments;
   return out;
+}
+
+std::vector<std::string> record_columns(const FamilySpec& spec, int64_t references) {
+  std::vector<std::string> names = spec.records->columns(spec);
+  for (int64_t i = 0; i < references; ++i) names.push_back(ReferenceImages::field(static_cast<size_t>(i)));
+  return names;
 }
 
 std::shared_ptr<const RecordFormat> moment_records() { return std::make_shared<RecordFormat>(); }

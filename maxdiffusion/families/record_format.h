@@ -21,11 +21,14 @@ class RecordFormat {
   /// Records, stacked along axis 0 → fields of a training batch: "moments" or "latents", scaled, and the conditioning.
   virtual HostArrays from_records(const FamilySpec& spec, const HostArrays& records) const;
   /// One sample → a record. moments: [h, w, 2C] (mean, standard deviation), unscaled; text, conditioning: the caption's
-  /// fields; `noise(n)` returns n standard normal numbers.
+  /// fields, and the latents of reference images; `noise(n)` returns n standard normal numbers.
   virtual HostArrays to_record(const FamilySpec& spec, const HostArray& moments, const HostArrays& text,
                                const HostArrays& conditioning,
                                const std::function<std::vector<float>(size_t n)>& noise) const;
 };
+
+/// The family's columns, and those of so many reference images (ReferenceImages::field).
+std::vector<std::string> record_columns(const FamilySpec& spec, int64_t references);
 
 std::shared_ptr<const RecordFormat> moment_records();
 /// The formats of MaxDiffusion's programs for Stable Diffusion 1 and 2, SDXL, FLUX.1 and Wan.

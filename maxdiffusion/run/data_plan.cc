@@ -116,7 +116,8 @@ DataPlan plan_data(const DataKeys& keys, DataMode mode, const RunInfo& run, cons
     return plan;
   }
   if (mode == DataMode::encoded_records)
-    plan.source.config.array_columns = family.spec().records->columns(family.spec());
+    plan.source.config.array_columns =
+        record_columns(family.spec(), std::ssize(plan.source.config.reference_columns()));
   else if (mode != DataMode::synthetic_latents)
     plan.images = plan_images(keys, family);
   const double per_device = keys.batches.per_device_batch_size;

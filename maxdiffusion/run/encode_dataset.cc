@@ -94,14 +94,6 @@ std::vector<std::vector<HostArray>> known_frames(const HostArray& pixels, int64_
   return out;
 }
 
-/// The reference images of each image.
-std::vector<std::vector<HostArray>> references_of(const std::vector<HostArray>& places, int64_t images) {
-  std::vector<std::vector<HostArray>> out(places.empty() ? 0 : static_cast<size_t>(images));
-  for (size_t k = 0; k < out.size(); ++k)
-    for (const HostArray& place : places) out[k].push_back(row_of(place, static_cast<int64_t>(k)));
-  return out;
-}
-
 class Cached final : public Examples {
  public:
   Cached(std::shared_ptr<const ArrayCache> cache, const ImageConfig& config)
@@ -248,6 +240,13 @@ CachedImages encode_dataset(ModelComponents& models, const std::string& cache_di
   if (caption) key += "\ncaption " + *caption;
   return cache_images(images, config, {cache_dir, key, "latents and text embeddings", images_together(images.sizes)},
                       encode);
+}
+
+std::vector<std::vector<HostArray>> references_of(const std::vector<HostArray>& places, int64_t images) {
+  std::vector<std::vector<HostArray>> out(places.empty() ? 0 : static_cast<size_t>(images));
+  for (size_t k = 0; k < out.size(); ++k)
+    for (const HostArray& place : places) out[k].push_back(row_of(place, static_cast<int64_t>(k)));
+  return out;
 }
 
 CachedImages cache_pixels(const std::string& cache_dir, const std::shared_ptr<const RecordSource>& source,

@@ -39,6 +39,9 @@ CachedImages cache_images(const ImagesInBuckets& images, const ImageConfig& conf
 /// The samples of one bucket. With random_flip a sample is mirrored according to its random bits, as in image_batches.
 std::shared_ptr<const Examples> cached_examples(std::shared_ptr<const ArrayCache> cache, const ImageConfig& config);
 
+/// The reference images of each of `images` images. `places`: LoadedImages::references.
+std::vector<std::vector<HostArray>> references_of(const std::vector<HostArray>& places, int64_t images);
+
 /// What is cached of captions: embeddings, or token ids if text encoders are trained.
 enum class CachedText { embeddings, tokens, none };
 /// The number of each sample's record, s32 [], in a data set of several folders.

@@ -249,7 +249,7 @@ EvalPlan plan_evaluation(const DataKeys& d, const EvalKeys& keys, const TrainPla
                            .caption_column = d.source.caption_column,
                            .cond_image_column = d.source.cond_image_column}};
   if (records || plan.data.mode == DataMode::synthetic_latents) {
-    eval.source.array_columns = family.spec().records->columns(family.spec());
+    eval.source.array_columns = record_columns(family.spec(), plan.task.references);
     return eval;
   }
   eval.source.max_train_samples = keys.eval_max_number_of_samples_in_bucket;

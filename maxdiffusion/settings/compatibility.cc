@@ -102,7 +102,7 @@ const std::vector<Rule>& exclusive() {
       {"train_expert=both", {"train_text_encoder"}, "the text encoder would be trained with both experts"},
       {"train_expert=both", {"lora_init"}, "a LoRA file holds the matrices of one expert"},
       {"cond_image_column",
-       {"DreamBooth", "cache_latents_text_encoder_outputs=false", "encoded records", "train_text_encoder"},
+       {"DreamBooth", "cache_latents_text_encoder_outputs=false", "train_text_encoder"},
        "reference images are encoded once, with the texts"},
       {"cond_image_column", {"train_new_vae"}, "reference images need an autoencoder that is there"},
       {"train_new_vae", {"enable_bucket", "frame_buckets"}, "the autoencoder is trained on images of one size"},
@@ -220,8 +220,9 @@ void KeyRules::check_tfrecords() const {
                      "timesteps belong to encoded records");
     if (c.images.random_flip) cannot_combine("enable_eval_timesteps", "random_flip", "every record has one timestep");
   }
-  if (!c.source.cond_image_column.empty())
-    cannot_combine("prepare_tfrecords", "cond_image_column", "records hold no reference images");
+  if (!c.denoise.cache_latents_text_encoder_outputs && !c.source.cond_image_column.empty())
+    cannot_combine("prepare_tfrecords with cache_latents_text_encoder_outputs=false", "cond_image_column",
+                   "reference images are encoded once, with the texts");
   if (c.model.train_new_vae)
     cannot_combine("prepare_tfrecords", "train_new_vae", "the autoencoder must be there before");
   const Options options(c);

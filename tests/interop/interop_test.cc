@@ -111,33 +111,37 @@ TEST_P(TrainedFamilies, AreLoadedWholeAndSampledByDiffusers) {
   EXPECT_TRUE(contains(o.out, family.says)) << o.out;
 }
 
-INSTANTIATE_TEST_SUITE_P(Interop, TrainedFamilies,
-                         testing::Values(Trained{"Wan",
-                                                 "wan/t2v",
-                                                 {"height=32", "width=32", "num_frames=5", "max_sequence_length=12"},
-                                                 {"--size", "32", "--num_frames", "5"},
-                                                 "WanPipeline: 32x32 image",
-                                                 20},
-                                         Trained{"Flux2Klein",
-                                                 "flux2/base",
-                                                 {"resolution=16", "max_sequence_length=12",
-                                                  "text_encoder_out_layers=[1,2,3]"},
-                                                 {"--size", "16", "--text_encoder_out_layers", "[1,2,3]"},
-                                                 "Flux2KleinPipeline: 16x16 image",
-                                                 12},
-                                         Trained{"ZImage",
-                                                 "zimage/base",
-                                                 {"resolution=16", "max_sequence_length=32"},
-                                                 {"--size", "16", "--guidance_scale", "2"},
-                                                 "ZImagePipeline: 16x16 image",
-                                                 16},
-                                         Trained{"QwenImage",
-                                                 "qwenimage/base",
-                                                 {"resolution=16", "max_sequence_length=32"},
-                                                 {"--size", "16"},
-                                                 "QwenImagePipeline: 16x16 image",
-                                                 8}),
-                         [](const auto& of) { return std::string(of.param.name); });
+const Trained kFamilies[] = {{"Wan",
+                              "wan/t2v",
+                              {"height=32", "width=32", "num_frames=5", "max_sequence_length=12"},
+                              {"--size", "32", "--num_frames", "5"},
+                              "WanPipeline: 32x32 image",
+                              20},
+                             {"Flux2Klein",
+                              "flux2/base",
+                              {"resolution=16", "max_sequence_length=12", "text_encoder_out_layers=[1,2,3]"},
+                              {"--size", "16", "--text_encoder_out_layers", "[1,2,3]"},
+                              "Flux2KleinPipeline: 16x16 image",
+                              12},
+                             {"ZImage",
+                              "zimage/base",
+                              {"resolution=16", "max_sequence_length=32"},
+                              {"--size", "16", "--guidance_scale", "2"},
+                              "ZImagePipeline: 16x16 image",
+                              16},
+                             {"QwenImage",
+                              "qwenimage/base",
+                              {"resolution=16", "max_sequence_length=32"},
+                              {"--size", "16"},
+                              "QwenImagePipeline: 16x16 image",
+                              8}};
+/// Trained on pairs. diffusers' pipelines need torchvision to prepare images, so they do not sample here.
+const Trained kEditingFamilies[] = {
+    {"QwenImageEdit", "qwenimage_edit/edit", {"resolution=32", "cond_image_column=source"}, {}, "", 8},
+    {"QwenImageEditPlus", "qwenimage_edit/plus", {"resolution=32", "cond_image_column=source,pose"}, {}, "", 8}};
+std::string name_of(const testing::TestParamInfo<Trained>& of) { return of.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Interop, TrainedFamilies, testing::ValuesIn(kFamilies), name_of);
 
 TEST_F(Interop, DiffusersReadsEveryKeyOfLoraFilesAndAllOfThemChangeTheSame) {
   ASSERT_EQ(train("run", kImages + "sdxl", {"resolution=16", "train_lora=true", "lora_rank=2"}).status, 0);
@@ -229,7 +233,8 @@ TEST_F(Interop, OpenAisPackageGeneratesAndEditsWithTheServer) {
                   {"prompt=a hat", "sample_seed=3", "image=" + (t / "photo.png"), "mask_image=" + (t / "mask.png")}));
 }
 
-TEST_P(TrainedFamilies, HaveLorasOfWhichDiffusersReadsEveryKey) {
+class TrainedLoras : public TrainedFamilies {};
+TEST_P(TrainedLoras, AreReadByDiffusersToTheLastKey) {
   const Trained& family = GetParam();
   const std::string folder = MD_SOURCE_DIR "/tests/golden/" + std::string(family.folder);
   Words words = family.train;
@@ -240,6 +245,9 @@ TEST_P(TrainedFamilies, HaveLorasOfWhichDiffusersReadsEveryKey) {
   EXPECT_EQ(o.status, 0) << o.out << o.err;
   EXPECT_TRUE(contains(o.out, fmt::format(": {0} pairs change {0} weights", family.lora_pairs))) << o.out;
 }
+
+INSTANTIATE_TEST_SUITE_P(Interop, TrainedLoras, testing::ValuesIn(kFamilies), name_of);
+INSTANTIATE_TEST_SUITE_P(InteropOfPairs, TrainedLoras, testing::ValuesIn(kEditingFamilies), name_of);
 
 }  // namespace
 }  // namespace md

@@ -286,8 +286,7 @@ void read_metadata(const Listing& all, const std::string& name, const ImageFolde
       check(row.contains(column), Code::io, "{}:{}: no column '{}'; the line has: {}", file, number, column,
             keys_of(row));
     }
-    const auto named = [&](const std::string& column) {
-      const auto& cell = row[column];
+    const auto file_of = [&](const std::string& column, const nlohmann::json& cell) {
       check(cell.is_string(), Code::io, "{}:{}: '{}' must be a string", file, number, column);
       const std::string item = path_inside(fs::path(name).parent_path() / cell.template get<std::string>());
       check(!item.empty(), Code::io, "{}:{}: names '{}', which is not inside of '{}'", file, number,
@@ -299,14 +298,23 @@ void read_metadata(const Listing& all, const std::string& name, const ImageFolde
       check(there, Code::io, "{}:{}: names '{}', which does not exist", file, number, shown(all.location(item)));
       return item;
     };
-    const std::string item = named(image_column);
+    const std::string item = file_of(image_column, row[image_column]);
     const auto caption = caption_of(row[config.caption_column]);
     check(caption.has_value(), Code::io, "{}:{}: '{}' must be a string", file, number, config.caption_column);
     const auto [before, fresh] = line_of.emplace(item, number);
     check(fresh, Code::io, "{}:{}: names '{}' again, first on line {}", file, number, shown(all.location(item)),
           before->second);
     rows[item] = {*caption, {}, box_of(row, fmt::format("{}:{}", file, number))};
-    for (const std::string& column : config.reference_columns) rows[item].references.push_back(named(column));
+    // A list has an image for each time that its column is named.
+    std::map<std::string, size_t> taken;
+    for (const std::string& column : config.reference_columns) {
+      const nlohmann::json& cell = row[column];
+      const auto times = static_cast<size_t>(std::ranges::count(config.reference_columns, column));
+      check(!cell.is_array() || cell.size() == times, Code::io,
+            "{}:{}: '{}' lists {} images; cond_image_column names it {} times: expected as many in every line", file,
+            number, column, cell.size(), times);
+      rows[item].references.push_back(file_of(column, cell.is_array() ? cell[taken[column]++] : cell));
+    }
   };
   const std::string text = text_of(all.file(name));
   name.ends_with(kMetadataCsv) ? each_csv_row(file, text, add) : each_json_line(file, text, add);

@@ -274,6 +274,16 @@ TEST(References, OfAFolderAreNoImagesOfTheirOwnAndAreNamedByMetadata) {
   ASSERT_EQ(pairs.size(), 3u);  // 1.png is a source only, 0.png both
   EXPECT_EQ(pairs[0].references.at(0).bytes, expected()[1].image);
   EXPECT_EQ(pairs[1].references.at(0).bytes, expected()[0].image);
+  // A list, and another column between its images.
+  const std::string line = R"({"file_name": "0.png", "source": ["2.png", "3.png"], "pose": "1.png", "text": ""})";
+  DataSourceConfig lists = with(line);
+  lists.cond_image_column = "source, pose, source";
+  const std::vector<Record> several = all_of(lists);
+  ASSERT_EQ(several.size(), 1u);
+  ASSERT_EQ(several[0].references.size(), 3u);
+  for (const auto& [i, image] : {std::pair{0, 2}, {1, 1}, {2, 3}})
+    EXPECT_EQ(several[0].references[static_cast<size_t>(i)].bytes, expected()[static_cast<size_t>(image)].image) << i;
+  EXPECT_ERROR(all_of(with(line)), "metadata.jsonl:1: 'source' lists 2 images; cond_image_column names it 1 times");
   EXPECT_ERROR(all_of(with(R"({"file_name": "0.png", "text": "red"})")), "metadata.jsonl:1: no column 'source'");
   EXPECT_ERROR(all_of(with(R"({"file_name": "0.png", "source": "9.png", "text": "red"})")), "which does not exist");
   EXPECT_ERROR(all_of(with(R"({"file_name": "0.png", "source": 1, "text": "red"})")), "'source' must be a string");
