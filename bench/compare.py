@@ -5,7 +5,8 @@
   --rounds N         how often each program is started (3); figures are medians over rounds
   --steps N          timed steps per start (5)
   --models, --dtypes, --programs   comma-separated choices; models: unet, vae, wan (a
-                     transformer of videos), z_image
+                     transformer of videos), z_image, qwen_image
+  --work predict     time one call of a transformer alone, as in a step of sampling; also of qwen3, a text encoder
   --rows FILE        append every row as JSON
   --data             time the reading of every kind of data instead (needs libbenchmark-dev; Parquet, Arrow and
                      ArrayRecord where $PYTHON has their libraries, see bench/data_files.py)
@@ -95,6 +96,7 @@ def main():
     parser.add_argument("--dtypes", default="f32,bf16")
     parser.add_argument("--programs", default="cold,warm,eager,compile")
     parser.add_argument("--python", help="a Python with torch and diffusers, instead of .peers/")
+    parser.add_argument("--work", choices=["train", "predict"], default="train")
     parser.add_argument("--rows")
     parser.add_argument("--data", action="store_true")
     parser.add_argument("--mesh", action="store_true")
@@ -114,19 +116,19 @@ def main():
                 for _ in range(o.rounds):
                     for program in programs:
                         common = [model, dtype]
-                        steps = ["--steps", o.steps]
+                        steps = ["--steps", o.steps, "--work", o.work]
                         if program == "cold":
                             row = run([ours, *common, *steps, "--name", "maxdiffusion.cpp cold"])
                         elif program == "warm":
                             warm = [ours, *common, "--cache", cache, "--name", "maxdiffusion.cpp warm"]
                             if not any(r["program"].endswith("warm") and (r["model"], r["dtype"]) == (model, dtype)
                                        for r in rows):
-                                run([*warm, "--steps", 0])
+                                run([*warm, "--steps", 0, "--work", o.work])
                             row = run([*warm, *steps])
                         elif program == "jax":
-                            if model not in ("unet", "wan"):
+                            if model not in ("unet", "wan") or o.work != "train":
                                 continue
-                            row = run([python, ROOT / "bench" / "peers_jax.py", *common, o.maxdiffusion, *steps])
+                            row = run([python, ROOT / "bench" / "peers_jax.py", *common, o.maxdiffusion, "--steps", o.steps])
                         else:
                             row = run([python, ROOT / "bench" / "peers.py", *common, program, *steps])
                         if row:

@@ -1,5 +1,8 @@
-// One training step of a model, timed from the start of the process: model_bench unet|vae|wan|z_image f32|bf16
-// [options]
+// One training step of a model, timed from the start of the process: model_bench unet|vae|wan|z_image|qwen_image
+// f32|bf16 [options]
+//   --work NAME    train, or predict: one call of the denoiser, as in a step of sampling; also of qwen3, a text encoder
+//   of
+//                  512 tokens. Weights then have the type of activations
 //   --steps N      timed steps after the first (10)
 //   --cache DIR    executable cache; "off" (the default) compiles
 //   --name TEXT    first column of the row
@@ -32,10 +35,14 @@
 #include "bench/models.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/kernels/vector_math.h"
+#include "maxdiffusion/mesh/logical_axes.h"
+#include "maxdiffusion/models/decoder_transformer.h"
 #include "maxdiffusion/ops/dot.h"
+#include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/runtime/runtime.h"
@@ -158,9 +165,81 @@ struct Rates {
 };
 Rates measured_rates(const Devices& devices, DType type) { return {product_rate(devices, type), memory_rate()}; }
 
+constexpr int64_t kTextTokens = 512;
+
+/// Adds the denoiser's prediction for one sample, or the text encoder's last state, as output "y".
+void trace_prediction(Graph& g, ParamTable& params, const std::string& model, const std::string& config,
+                      const ScopeOptions& options) {
+  const Models models = [&](const std::string& component) { return Scope(g, params, component, options); };
+  if (model == "qwen3") {
+    const std::string file = config.empty() ? MD_SOURCE_DIR "/bench/models/qwen3.json" : config;
+    const Qwen3Config c = Qwen3Config::from_json(parse_json(read_file(file)));
+    const Tensor ids = g.input("ids", {DType::s32, {1, kTextTokens}});
+    g.output("y", cast(decoder_hidden_states(models(model), c, ids, {c.num_hidden_layers}).front(), DType::f32));
+    return;
+  }
+  const auto transformer = bench_transformer(model);
+  check(transformer.has_value(), Code::invalid_config,
+        "model_bench: --work predict is of wan, z_image, qwen_image and qwen3, not of {}", model);
+  const auto family = make_transformer_family(*transformer, config);
+  Conditioning conditioning;
+  for (const Field& f : family->spec().conditioning) conditioning[f.name] = g.input(f.name, batched(1, f.shape));
+  const Tensor x = g.input("x", batched(1, {DType::f32, transformer->latents})), t = g.input("t", {DType::f32, {1}});
+  g.output("y", family->predict(models, x, t, conditioning, {}).sample);
+}
+
+int predict(const std::vector<std::string>& args, const std::string& name, const std::string& config, int steps,
+            const CompileConfig& compile_config) {
+  using Clock = std::chrono::steady_clock;
+  const Devices devices = Devices::open();
+  const AxisRules rules = AxisRules::defaults();
+  ScopeOptions scope;
+  scope.weights = scope.activations = parse_dtype(args[1]);
+  Graph g(devices.graph_options(&rules));
+  ParamTable params;
+  trace_prediction(g, params, args[0], config, scope);
+  const Program program = compile(devices, g, compile_config, "bench_predict");
+  HostArrays values;
+  for (const GraphInput& in : g.inputs()) values[in.name] = starting(params, in.name, in.value.shape());
+  ArrayMap arrays, none;
+  place(devices, program, std::move(values), arrays);
+  double sum = 0;
+  const auto one = [&] {
+    const auto from = Clock::now();
+    const HostArray y = devices.get(program.run(none, arrays).at("y"));
+    sum = y.view<float>().front();
+    return std::chrono::duration<double>(Clock::now() - from).count();
+  };
+  const double first = one(), to_first = seconds_since_start();
+  std::vector<double> times, processor;
+  for (int i = 0; i < steps; ++i) {
+    const double from = processor_seconds();
+    times.push_back(one());
+    processor.push_back(processor_seconds() - from);
+  }
+  std::ranges::sort(times), std::ranges::sort(processor);
+  const CompileReport& report = program.report();
+  nlohmann::json row = {{"program", name},
+                        {"model", args[0]},
+                        {"dtype", args[1]},
+                        {"parameters", params.count()},
+                        {"compile_s", report.from_cache ? 0 : report.compile_seconds},
+                        {"load_s", report.load_seconds},
+                        {"first_step_s", first},
+                        {"to_first_loss_s", to_first},
+                        {"step_s", times.empty() ? 0.0 : times[times.size() / 2]},
+                        {"fastest_s", times.empty() ? 0.0 : times.front()},
+                        {"processor_s", processor.empty() ? 0.0 : processor[processor.size() / 2]},
+                        {"peak_resident_mb", static_cast<double>(peak_resident()) / 1e6},
+                        {"first_value", sum}};
+  std::cout << row.dump() << std::endl;
+  return 0;
+}
+
 int run(const std::vector<std::string>& args) {
   check(args.size() >= 2, Code::invalid_config,
-        "usage: model_bench unet|vae|wan|z_image f32|bf16 [--steps N] [--cache DIR] [--name TEXT] [--flags TEXT] "
+        "usage: model_bench unet|vae|wan|z_image|qwen_image|qwen3 f32|bf16 [--work train|predict] [--steps N] [--cache "
+        "DIR] [--name TEXT] [--flags TEXT] "
         "[--mesh D,F,C,T] [--batch N] [--pixels N] [--config FILE] [--emit FILE] [--spans N]");
   if (args[0] == "rates") {
     const Rates rates = measured_rates(Devices::open(), parse_dtype(args[1]));
@@ -169,7 +248,7 @@ int run(const std::vector<std::string>& args) {
   }
   int steps = 10, traced = 0;
   int64_t batch = 0, pixels = 64;
-  std::string name = "maxdiffusion.cpp", mesh, config, emit;
+  std::string name = "maxdiffusion.cpp", mesh, config, emit, work = "train";
   CompileConfig compile_config{.jax_cache_dir = "off", .xla_flags = ""};
   for (size_t i = 2; i + 1 < args.size(); i += 2) {
     if (args[i] == "--steps")
@@ -186,6 +265,8 @@ int run(const std::vector<std::string>& args) {
       pixels = std::stoll(args[i + 1]);
     else if (args[i] == "--config")
       config = args[i + 1];
+    else if (args[i] == "--work")
+      work = args[i + 1];
     else if (args[i] == "--emit")
       emit = args[i + 1];
     else if (args[i] == "--flags")
@@ -195,6 +276,8 @@ int run(const std::vector<std::string>& args) {
     else
       fail(Code::invalid_config, "model_bench: unknown option {}", args[i]);
   }
+  if (work == "predict") return predict(args, name, config, steps, compile_config);
+  check(work == "train", Code::invalid_config, "model_bench: --work is {}; expected train or predict", work);
   using Clock = std::chrono::steady_clock;
   auto since = [](Clock::time_point t) { return std::chrono::duration<double>(Clock::now() - t).count(); };
 

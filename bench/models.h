@@ -67,6 +67,17 @@ inline std::optional<BenchTransformer> bench_transformer(const std::string& name
                             "cap_feat_dim",
                             "hidden_size",
                             {64, 64, 16}};  // 1,024 tokens, and 512 of text
+  if (name == "qwen_image")
+    return BenchTransformer{
+        "qwen_image",
+        R"({"_class_name": "QwenImagePipeline", "scheduler": ["", "FlowMatchEulerDiscreteScheduler"],
+        "transformer": ["", "QwenImageTransformer2DModel"], "vae": ["", "AutoencoderKLQwenImage"],
+        "text_encoder": ["", "Qwen2_5_VLForConditionalGeneration"]})",
+        nlohmann::json::object(),
+        {{"num_attention_heads", 4}, {"num_key_value_heads", 4}},
+        "joint_attention_dim",
+        "hidden_size",
+        {64, 64, 16}};  // 1,024 tokens, and 512 of text
   return {};
 }
 
@@ -84,8 +95,8 @@ inline std::shared_ptr<const Family> make_transformer_family(const BenchTransfor
   }));
 }
 
-/// `model`: "unet", "vae", "wan" or "z_image". `batch`: 0 means the bench's default. `pixels`: height and width of the
-/// UNet's latents. `config`: a file used instead of the bench's config.json.
+/// `model`: "unet", "vae", "wan", "z_image" or "qwen_image". `batch`: 0 means the bench's default. `pixels`: height and
+/// width of the UNet's latents. `config`: a file used instead of the bench's config.json.
 inline std::unique_ptr<Task> make_bench_task(const std::string& model, int64_t batch, int64_t pixels,
                                              const std::string& config = "") {
   if (const auto transformer = bench_transformer(model)) {
@@ -106,7 +117,7 @@ inline std::unique_ptr<Task> make_bench_task(const std::string& model, int64_t b
     task->conditioning_size = MediaSize{8 * pixels, 8 * pixels};
     return task;
   }
-  check(model == "vae", Code::invalid_config, "bench: '{}' is not one of: unet, vae, wan, z_image", model);
+  check(model == "vae", Code::invalid_config, "bench: '{}' is not one of: unet, vae, wan, z_image, qwen_image", model);
   auto task = std::make_unique<AutoencoderTask>();
   task->autoencoder = make_bench_family("")->spec().autoencoder;
   task->batch_size = batch > 0 ? batch : 2;

@@ -1,8 +1,10 @@
 """The training step of bench/model_bench.cc in PyTorch with diffusers, timed the same way, from the process's start.
 
-python bench/peers.py unet|vae|wan|z_image f32|bf16 eager|compile [--steps N]      prints one JSON line
+python bench/peers.py unet|vae|wan|z_image|qwen_image f32|bf16 eager|compile [--steps N]      prints one JSON line
+python bench/peers.py wan|z_image|qwen_image|qwen3 f32|bf16 eager|compile --work predict      the model alone
 
 Same sizes (bench/models/*.json), batch, optimizer, clipping and noise; bf16 is autocast: weights f32, activations bf16.
+To predict, weights and activations have the type.
 """
 
 import argparse
@@ -52,41 +54,62 @@ def vae_step(torch, config):
     return model, loss
 
 
-def wan_step(torch, config):
+def wan(torch, config, dtype):
     from diffusers import WanTransformer3DModel
 
     model = WanTransformer3DModel.from_config(config)
-    text = torch.randn(1, 512, config["text_dim"])
-    mean, deviation = torch.randn(1, 16, 5, 32, 32), torch.randn(1, 16, 5, 32, 32)
-
-    def loss():
-        latents = mean + deviation * torch.randn_like(mean)
-        noise, sigma = torch.randn_like(latents), torch.rand(1)
-        noisy = (1 - sigma) * latents + sigma * noise
-        prediction = model(noisy, 1000 * sigma, text, return_dict=False)[0]
-        return torch.nn.functional.mse_loss(prediction.float(), noise - latents)
-
-    return model, loss
+    text = torch.randn(1, 512, config["text_dim"], dtype=dtype)
+    return model, (1, 16, 5, 32, 32), lambda x, sigma: model(x, 1000 * sigma, text, return_dict=False)[0]
 
 
-def z_image_step(torch, config):
+def z_image(torch, config, dtype):
     from diffusers import ZImageTransformer2DModel
 
     model = ZImageTransformer2DModel.from_config(config)
-    text = torch.randn(512, config["cap_feat_dim"])
-    mean, deviation = torch.randn(16, 1, 64, 64), torch.randn(16, 1, 64, 64)
+    text = torch.randn(512, config["cap_feat_dim"], dtype=dtype)
+    return model, (16, 1, 64, 64), lambda x, sigma: -model([x], 1 - sigma, [text], return_dict=False)[0][0]
+
+
+def qwen_image(torch, config, dtype):
+    from diffusers import QwenImageTransformer2DModel
+
+    model = QwenImageTransformer2DModel.from_config(config)
+    text, shapes = torch.randn(1, 512, config["joint_attention_dim"], dtype=dtype), [[(1, 32, 32)]]
+    # Latents are packed into tokens by the pipeline, which costs no time to speak of.
+    return model, (1, 1024, 64), lambda x, sigma: model(x, text, None, sigma.to(dtype), shapes, return_dict=False)[0]
+
+
+TRANSFORMERS = {"wan": wan, "z_image": z_image, "qwen_image": qwen_image}
+
+
+def transformer_step(torch, name, config):
+    model, shape, predict = TRANSFORMERS[name](torch, config, torch.float32)
+    mean, deviation = torch.randn(shape), torch.randn(shape)
 
     def loss():
         latents = mean + deviation * torch.randn_like(mean)
         noise, sigma = torch.randn_like(latents), torch.rand(1)
-        noisy = (1 - sigma) * latents + sigma * noise
-        prediction = -model([noisy], 1 - sigma, [text], return_dict=False)[0][0]
+        prediction = predict((1 - sigma) * latents + sigma * noise, sigma)
         return torch.nn.functional.mse_loss(prediction.float(), noise - latents)
 
     return model, loss
 
 
-STEPS = {"unet": unet_step, "vae": vae_step, "wan": wan_step, "z_image": z_image_step}
+def prediction(torch, name, config, dtype):
+    """The model, with weights of this type, and a function that runs it once."""
+    if name == "qwen3":
+        from transformers import Qwen3Config, Qwen3Model
+
+        model = Qwen3Model(Qwen3Config(**config)).to(dtype).eval()
+        ids = torch.zeros(1, 512, dtype=torch.long)
+        return model, lambda: model(input_ids=ids, use_cache=False).last_hidden_state
+    model, shape, predict = TRANSFORMERS[name](torch, config, dtype)
+    model.to(dtype).eval()
+    x, sigma = torch.randn(shape, dtype=dtype), torch.rand(1)
+    return model, lambda: predict(x, sigma)
+
+
+STEPS = {"unet": unet_step, "vae": vae_step}
 
 
 def report(options, program, parameters, runs, to_first_loss, **extra):
@@ -107,26 +130,14 @@ def report(options, program, parameters, runs, to_first_loss, **extra):
     print(json.dumps(row | extra))
 
 
-def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model", choices=STEPS)
-    parser.add_argument("dtype", choices=["f32", "bf16"])
-    parser.add_argument("mode", choices=["eager", "compile"])
-    parser.add_argument("--steps", type=int, default=10)
-    options = parser.parse_args()
-
-    import torch
-
-    config = json.loads((pathlib.Path(__file__).parent / "models" / f"{options.model}.json").read_text())
-    torch.manual_seed(0)
-    model, loss_of = STEPS[options.model](torch, config)
+def training(torch, model, loss_of, options):
+    """A function that makes one step."""
     model.train()
     if options.mode == "compile":
         loss_of = torch.compile(loss_of)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def step():
-        start, used = time.perf_counter(), time.process_time()
         with torch.autocast("cpu", torch.bfloat16, enabled=options.dtype == "bf16"):
             loss = loss_of()
         loss.backward()
@@ -134,6 +145,36 @@ def main():
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         loss.item()
+
+    return step
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("model", choices=[*STEPS, *TRANSFORMERS, "qwen3"])
+    parser.add_argument("dtype", choices=["f32", "bf16"])
+    parser.add_argument("mode", choices=["eager", "compile"])
+    parser.add_argument("--work", choices=["train", "predict"], default="train")
+    parser.add_argument("--steps", type=int, default=10)
+    options = parser.parse_args()
+
+    import torch
+
+    config = json.loads((pathlib.Path(__file__).parent / "models" / f"{options.model}.json").read_text())
+    torch.manual_seed(0)
+    if options.work == "predict":
+        model, run = prediction(torch, options.model, config, torch.bfloat16 if options.dtype == "bf16" else torch.float32)
+    else:
+        model, loss_of = (STEPS[options.model](torch, config) if options.model in STEPS else
+                          transformer_step(torch, options.model, config))
+        run = training(torch, model, loss_of, options)
+    if options.mode == "compile" and options.work == "predict":
+        run = torch.compile(run)
+
+    def step():
+        start, used = time.perf_counter(), time.process_time()
+        with torch.inference_mode(options.work == "predict"):
+            run()
         return time.perf_counter() - start, time.process_time() - used
 
     runs = [step()]

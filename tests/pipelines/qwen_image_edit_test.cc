@@ -89,10 +89,10 @@ TEST_F(QwenImageEdit, ReplacesThePartOfOneImageThatAMaskShows) {
   for (size_t i = 0; i < v.size(); ++i) v[i] = i / 3 % 96 < 48 ? 0 : 255;
   write_png(t / "mask.png", columns);
   const std::string mask = "mask_image=" + (t / "mask.png");
-  const Words own = {a, mask, "height=null", "width=null", "true_cfg_scale=1"};
-  Words other = own;
+  const Words words = {a, mask, "height=null", "width=null", "true_cfg_scale=1"};
+  Words other = words;
   other.emplace_back("prompt=blue");
-  const std::vector<double> red = latents(base, own), blue = latents(base, other);  // [1, 16, 32, 48]
+  const std::vector<double> red = latents(base, words), blue = latents(base, other);  // [1, 16, 32, 48]
   ASSERT_EQ(red.size(), 16 * 32 * 48);
   for (size_t i = 0; i < red.size(); ++i) EXPECT_EQ(red[i] == blue[i], i % 48 < 24) << i;
   // At the size of the scaled image plus the margins, again scaled.
