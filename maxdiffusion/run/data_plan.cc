@@ -155,17 +155,47 @@ AspectBuckets buckets_of(const FolderImages& f, const std::vector<int64_t>& fram
 
 }  // namespace
 
+namespace {
+
+/// Checks the number of a folder's reference images; `first`: of the first folder.
+void check_references(const DataFolder& f, int64_t first, const DataKeys& keys, const Family* family) {
+  const int64_t n = std::ssize(f.references);
+  check(n == first, Code::invalid_config, "{}: {} control images for each image; expected {}, as in the first folder",
+        f.where, n, first);
+  if (!family) return;
+  const ReferenceImages* references = family->reference_images();
+  check(n == 0 || references, Code::invalid_config,
+        "{}: control images; expected none: this model takes no reference images", f.where);
+  if (!references) return;
+  check(n >= references->min_images && n <= references->max_images, Code::invalid_config,
+        "{}: {} control images for each image; expected {} to {}", f.where, n, references->min_images,
+        references->max_images);
+  check(n == 0 || !keys.denoise.train_text_encoder, Code::invalid_config,
+        "{}: control images cannot be combined with train_text_encoder: they are encoded once, with the texts",
+        f.where);
+  check(
+      n == 0 || family->seen({{64, 64}}).tokens == 0 || (keys.denoise.caption_dropout == 0 && f.captions.dropout == 0),
+      Code::invalid_config,
+      "{}: captions are dropped; expected caption_dropout 0: this model's texts hold reference images, without which "
+      "none is encoded",
+      f.where);
+}
+
+}  // namespace
+
 ImageConfig plan_folders(ImageConfig images, const std::vector<DataFolder>& folders, const DataKeys& keys,
                          const Family* family) {
   images.buckets.reset();
   images.center_crop = images.random_crop = images.random_flip = false;
   images.sizes = family && !family->spec().size_conditioning.empty();
+  images.references = std::ssize(folders.at(0).references);
   std::vector<ImageConfig> all;
   bool weighs = false;
   for (const DataFolder& f : folders) {
     check(!family || f.clips == family->spec().videos(), Code::invalid_config,
           "{}: {}; expected {}, which this model generates", f.where, f.clips ? "videos" : "images",
           f.clips ? "images" : "videos");
+    check_references(f, images.references, keys, family);
     ImageConfig c = images;
     c.resolution = std::max(f.images.size.width, f.images.size.height);
     c.random_crop = f.images.random_crop, c.random_flip = f.images.random_flip;

@@ -241,6 +241,10 @@ LoraPlan plan_lora(const TrainingRequest& r, const Family& family) {
 EvalPlan plan_evaluation(const DataKeys& d, const EvalKeys& keys, const TrainPlan& plan) {
   const Family& family = *plan.task.family;
   const bool records = plan.data.mode == DataMode::encoded_records;
+  check(
+      plan.data.images.folders.empty() || plan.task.references == 0, Code::invalid_config,
+      "eval_every is {}; expected -1: images of eval_data_dir have no control images, as those of dataset_config have",
+      keys.eval_every);
   EvalPlan eval{.keys = keys,
                 .source = {.dataset_type = records ? d.source.dataset_type : "",
                            .train_data_dir = keys.eval_data_dir,
@@ -328,6 +332,7 @@ PlanParts plan_parts(const TrainingRequest& r, const ModelFolder& folder, const 
          if (!plan.data.images.folders.empty()) {
            plan.task.masked = plan.data.images.mask != MaskFrom::none;
            plan.task.sizes = true;
+           plan.task.references = plan.data.images.references;
            plan.tasks = tasks_per_expert(plan);
          }
          if (plan.data.mode != DataMode::synthetic_latents) return;

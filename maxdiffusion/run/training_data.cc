@@ -171,6 +171,10 @@ void open_encoded_images(ModelComponents& models, const TrainPlan& plan, Trainin
   const bool tokens = data.task.text->tokens();  // a text encoder is trained
   const bool vary = folders && (tokens || folders->captions_vary());
   if (vary) {
+    check(data.task.references == 0 || data.task.family->seen({{64, 64}}).tokens == 0, Code::invalid_config,
+          "{}: captions vary; expected none that are shuffled or chosen: this model's texts hold reference images, and "
+          "are encoded once",
+          source->name());
     log_info("{}: they are encoded in every step, images once",
              tokens ? "captions have a trained word" : "captions vary");
     data.task.text = tokens_input();

@@ -149,7 +149,8 @@ void check_references(const RunConfig& c, const Family& family) {
   const int64_t columns = std::ssize(c.source.reference_columns());
   check(columns == 0 || references, Code::invalid_config,
         "cond_image_column is '{}'; expected empty: this model takes no reference images", c.source.cond_image_column);
-  if (!references || !c.denoise.replay_batches.empty()) return;  // the file has the number
+  // The file has the number; a dataset file's folders are checked when it is read.
+  if (!references || !c.denoise.replay_batches.empty() || !c.source.dataset_config.empty()) return;
   if (columns < references->min_images)
     throw Error(Code::invalid_config, "cond_image_column is empty; expected the column of what an image is made from")
         .note("try: cond_image_column=source, and \"source\": \"FILE\" in each line of metadata.jsonl");

@@ -118,7 +118,7 @@ TEST(TextEncoderWeights, OfLayersBehindTheLastOneReadAreNotOnTheDevices) {
                                              {"flux2/base", {1, 2, 4}, 4}}) {
     SCOPED_TRACE(fmt::format("{} to layer {}", folder, layers));
     const OpenedModel model = open_model(std::string(MD_SOURCE_DIR "/tests/golden/") + folder,
-                                         {.text_encoder_out_layers = read}, Purpose::sampling);
+                                         {.text_encoder_out_layers = read}, {.purpose = Purpose::sampling});
     TextEncoder encoder(one_device(), model.family, 1,
                         [&](const ParamTable& params, const std::string& c) { return model.weights.read(params, c); },
                         {}, {});

@@ -1,5 +1,7 @@
 // Qwen-Image-Edit through the real program: which images it accepts, the size of samples, and errors.
 #include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/data/folders/dataset_file.h"
+#include "maxdiffusion/data/records/open_source.h"
 #include "maxdiffusion/encoders/image_conditioner.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/run/encode_dataset.h"
@@ -300,6 +302,60 @@ TEST_P(Pairs, OfRecordsAreTrainedWithAsThoseOfAFolder) {
     const std::vector<double> x = a.to_doubles(), y = found.tensors().at(name).to_doubles();
     for (size_t i = 0; i < x.size(); ++i) ASSERT_NEAR(x[i], y[i], 1e-5) << name << " " << i;
   }
+}
+
+// ai-toolkit's list names a folder of control images for each reference image.
+TEST_P(Pairs, OfADatasetFileAreThoseOfMetadata) {
+  const bool posed = contains(GetParam().columns, "pose");
+  for (int i = 0; i < 4; ++i)
+    for (const char* part : {"to", "from", "pose"}) {
+      make_folders(t / part);
+      const std::string file = t / fmt::format("pairs/{}{}.png", part, i);
+      if (fs::exists(file)) fs::copy(file, t / fmt::format("{}/{}.png", part, i));
+      if (part == std::string("to")) write_file_atomic(t / fmt::format("to/{}.txt", i), fmt::format("red {}", i));
+    }
+  const auto write = [&](const std::string& name, const std::string& controls) {
+    write_file_atomic(t / name, "datasets:\n- folder_path: to\n  resolution: 32\n  buckets: false\n" + controls);
+  };
+  const std::string pose = posed ? "  control_path_1: pose\n" : "";
+  write("pairs.yml", "  control_path: from\n" + pose);
+  const auto words = [&](const std::string& file) {
+    return Words{"run_name=a",
+                 "output_dir=" + t.path(),
+                 "pretrained_model_name_or_path=" + base,
+                 "dataset_config=" + (t / file),
+                 "per_device_batch_size=2",
+                 "max_train_steps=4",
+                 "learning_rate=1e-3",
+                 "disable_training_weights=true"};
+  };
+  const DataFolders found("x", read_dataset_file(t / "pairs.yml", "", {}).folders);
+  const auto pairs = open_source(
+      {.dataset_type = "image_folder", .train_data_dir = t / "pairs", .cond_image_column = GetParam().columns});
+  ASSERT_EQ(found.size(), 4);
+  for (int64_t i = 0; i < 4; ++i) {
+    const Record ours = found.read(i), theirs = pairs->read(i);
+    EXPECT_EQ(ours.image.bytes, theirs.image.bytes);
+    EXPECT_EQ(ours.caption, theirs.caption);
+    ASSERT_EQ(ours.references.size(), posed ? 2u : 1u);
+    for (size_t k = 0; k < ours.references.size(); ++k)
+      EXPECT_EQ(ours.references[k].bytes, theirs.references.at(k).bytes) << i << " " << k;
+  }
+  const Outcome o = run("train", words("pairs.yml"), {});
+  ASSERT_EQ(o.status, 0) << o.err;
+  const std::string first = weights("a", 4);
+  for (int i = 0; i < 4; ++i) image(fmt::format("from/{}.png", i), 32, 32, 200 + i);
+  fs::remove_all(t / "a");
+  ASSERT_EQ(run("train", words("pairs.yml"), {}).status, 0);
+  EXPECT_NE(weights("a", 4), first) << "other sources give other weights";
+  write("none.yml", "");
+  if (base.ends_with("edit"))
+    expect_refused(run("train", words("none.yml"), {}), 2,
+                   "none.yml:2: 0 control images for each image; expected 1 to 1");
+  write("two.yml", "  control_path: from\n- folder_path: to\n");
+  expect_refused(run("train", words("two.yml"), {}), 2, "0 control images for each image; expected 1, as in the first");
+  fs::remove(t / "from/2.png");
+  expect_refused(run("train", words("pairs.yml"), {}), 4, "1 of 4 images have no control image there");
 }
 
 TEST_P(Pairs, AreRefusedWhereTheyCannotBeTrainedWith) {

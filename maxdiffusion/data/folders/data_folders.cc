@@ -159,6 +159,7 @@ struct DataFolders::Listed {
       if (const auto& b = item.image.box) box = fmt::format("{} {} {} {}", b->left, b->top, b->width, b->height);
       files.push_back({fmt::format("{}\n{}\n{}", item.image.file, fixed, box), item.image.size, item.image.modified});
       for (const FoundFile& frame : item.image.frames) files.push_back(frame);
+      for (const FoundFile& reference : item.image.references) files.push_back(reference);
       if (!item.mask.location.empty()) files.push_back(item.mask);
     }
     fingerprint = fingerprint_of(files);
@@ -169,7 +170,11 @@ struct DataFolders::Listed {
     check_folder(f);
     std::vector<ImageItem> found = images_of(f);
     std::vector<FoundFile> masks;
-    if (!f.masks.empty()) masks = list_masks(f.masks, found);
+    if (!f.masks.empty()) masks = list_partners(f.masks, found, "conditioning_data_dir", "mask");
+    for (const std::string& folder : f.references) {
+      const std::vector<FoundFile> references = list_partners(folder, found, "control images", "control image");
+      for (size_t k = 0; k < found.size(); ++k) found[k].references.push_back(references[k]);
+    }
     for (size_t k = 0; k < found.size(); ++k)
       items.push_back({.image = std::move(found[k]),
                        .mask = masks.empty() ? FoundFile{} : masks[k],

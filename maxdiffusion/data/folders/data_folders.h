@@ -37,6 +37,7 @@ struct DataFolder {
   std::optional<std::string> only_caption;                 // for all images, replaces their captions
   bool names_are_captions = false;                         // "a_red-heart.png": "a red heart"
   std::string masks;                                       // folder of masks, as conditioning_data_dir; empty: none
+  std::vector<std::string> references;                     // folders of reference images, in the model's order
   int64_t repeats = 1;                                     // samples per image and epoch, > 0
   int64_t most = -1;                                       // only the first ones; −1: all
   /// Images of a class: together they get as many samples per epoch as the other folders of their group.

@@ -225,8 +225,14 @@ void read_musubi(const DatasetValue& all, const std::string& file, DatasetFile& 
     r.refuse("source_fps", "the rate is that of the files, and of the key fps");
     r.ignore({"frame_stride", "frame_sample", "max_frames"}, "frames are those of the clips' starts");
     r.ignore({"cache_directory"}, kCached);
-    for (const char* key : {"control_directory", "control_resolution", "no_resize_control", "multiple_target"})
-      r.refuse(key, "reference images are named by cond_image_column, in metadata.jsonl of train_data_dir");
+    if (const std::string folder = resolved(r.text("control_directory"), file); !folder.empty()) {
+      check(f.metadata.empty(), Code::invalid_config, "{}: control_directory with {}; expected image_directory",
+            r.where("control_directory"), place);
+      f.references = {folder};
+    }
+    for (const char* key : {"control_resolution", "no_resize_control"})
+      r.refuse(key, "reference images have the size of their image");
+    r.refuse("multiple_target", kUnsupported);
     for (const char* key :
          {"fp_latent_window_size", "fp_1f_clean_indices", "fp_1f_target_index", "fp_1f_no_post",
           "flux_kontext_no_resize_control", "qwen_image_edit_no_resize_control", "qwen_image_edit_control_resolution"})
@@ -389,6 +395,8 @@ void read_ai_toolkit_list(const DatasetValue& process, const std::string& file, 
     images.alpha_mask = r.flag("alpha_mask", false);
     images.unmasked_weight = r.number("mask_min_value", 0, 0, 1);
     f.masks = resolved(r.text("mask_path"), file);
+    for (const char* key : {"control_path", "control_path_1", "control_path_2", "control_path_3"})
+      if (const std::string folder = resolved(r.text(key), file); !folder.empty()) f.references.push_back(folder);
     f.clips = r.whole("num_frames", 1, 1) > 1;
     if (f.clips) images.frames = {r.whole("num_frames", 1, 1)};
     r.refuse("flip_y", "images are mirrored left to right only");
@@ -398,10 +406,6 @@ void read_ai_toolkit_list(const DatasetValue& process, const std::string& file, 
                             "augments",
                             "augmentations",
                             "prior_reg",
-                            "control_path",
-                            "control_path_1",
-                            "control_path_2",
-                            "control_path_3",
                             "control_from_same_folder",
                             "inpaint_path",
                             "unconditional_path",

@@ -242,8 +242,10 @@ bucket_no_upscale = true
   EXPECT_EQ(videos.folders[0].images.frames, (std::vector<int64_t>{1, 25}));
   EXPECT_EQ(refusal("v.toml", "[[datasets]]\nvideo_directory='a'\nframe_extraction='chunk'\n"),
             "v.toml:3: frame_extraction is 'chunk'; expected one of: head");
-  EXPECT_EQ(refusal("v.toml", "[[datasets]]\nimage_directory='a'\ncontrol_directory='b'\n").substr(0, 46),
-            "v.toml:3: control_directory is 'b'; expected n");
+  EXPECT_EQ(read("v.toml", "[[datasets]]\nimage_directory='a'\ncontrol_directory='b'\n").folders[0].references,
+            std::vector<std::string>{"b"});
+  EXPECT_EQ(refusal("v.toml", "[[datasets]]\nimage_directory='a'\nmultiple_target=true\n").substr(0, 41),
+            "v.toml:3: multiple_target is true; expected");
 }
 
 TEST_F(DatasetFiles, OfSimpleTuner) {

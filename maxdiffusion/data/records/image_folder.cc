@@ -404,25 +404,26 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
   return items;
 }
 
-/// The mask of each image: the file with the same path in the masks' folder, with any extension.
-std::vector<FoundFile> find_masks(const Listing& listing, const std::vector<ImageItem>& items) {
+/// The mask (`kind`) of each image: the file with the same path in this folder, which `key` names, with any extension.
+std::vector<FoundFile> find_partners(const Listing& listing, const std::vector<ImageItem>& items,
+                                     const std::string& key, const std::string& kind) {
   const auto stem = [](const std::string& name) { return fs::path(name).replace_extension().string(); };
-  std::map<std::string, FoundFile> masks;
+  std::map<std::string, FoundFile> partners;
   for (const std::string& name : listing.items) {
-    const auto [it, fresh] = masks.emplace(stem(name), listing.file(name));
-    check(fresh, Code::io, "conditioning_data_dir: {} and {} are masks of the same image", shown(it->second.location),
-          shown(listing.location(name)));
+    const auto [it, fresh] = partners.emplace(stem(name), listing.file(name));
+    check(fresh, Code::io, "{}: {} and {} are {}s of the same image", key, shown(it->second.location),
+          shown(listing.location(name)), kind);
   }
   std::vector<FoundFile> found;
   std::vector<std::string> missing;
   for (const ImageItem& item : items) {
-    if (const auto it = masks.find(stem(item.name)); it != masks.end())
+    if (const auto it = partners.find(stem(item.name)); it != partners.end())
       found.push_back(it->second);
     else
       missing.push_back(shown(item.file));
   }
-  check(missing.empty(), Code::io, "conditioning_data_dir '{}': {} of {} images have no mask there, the first is {}",
-        shown(listing.root), missing.size(), items.size(), missing.empty() ? "" : missing[0]);
+  check(missing.empty(), Code::io, "{} '{}': {} of {} images have no {} there, the first is {}", key,
+        shown(listing.root), missing.size(), items.size(), kind, missing.empty() ? "" : missing[0]);
   return found;
 }
 
@@ -435,7 +436,7 @@ class ImageFolder : public RecordSource {
         items_(items_of(
             folder, std::move(found),
             {config.image_column, config.caption_column, config.max_train_samples, config.reference_columns()})) {
-    if (masks) masks_ = find_masks(*masks, items_);
+    if (masks) masks_ = find_partners(*masks, items_, "conditioning_data_dir", "mask");
   }
   int64_t size() const override { return static_cast<int64_t>(items_.size()); }
   bool masks() const override { return !masks_.empty(); }
@@ -460,10 +461,10 @@ std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageF
   return items_of(folder, listing_of(folder, config.clips ? kClips : kImages, nullptr, nullptr, config), config);
 }
 
-std::vector<FoundFile> list_masks(const std::string& folder, const std::vector<ImageItem>& items) {
-  return find_masks(listing_of(folder, kImages, "conditioning_data_dir",
-                               "try: a folder of masks, each with its image's path and name"),
-                    items);
+std::vector<FoundFile> list_partners(const std::string& folder, const std::vector<ImageItem>& items,
+                                     const std::string& key, const std::string& kind) {
+  const std::string advice = fmt::format("try: a folder of {}s, each with its image's path and name", kind);
+  return find_partners(listing_of(folder, kImages, key.c_str(), advice.c_str()), items, key, kind);
 }
 
 Record read_item(const ImageItem& item, const FoundFile* mask) {

@@ -47,8 +47,9 @@ std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageF
 
 /// Reads the item's record. If a file cannot be read, the record's `fault` says so.
 Record read_item(const ImageItem& item, const FoundFile* mask = nullptr);
-/// The masks of the images, one each, with the same path below the mask folder and any extension. Throws io if one is
-/// missing.
-std::vector<FoundFile> list_masks(const std::string& folder, const std::vector<ImageItem>& items);
+/// The masks or reference images (`kind`: "mask", for messages) of the images, one each, with the same path below this
+/// folder, which `key` names, and any extension. Throws io if one is missing.
+std::vector<FoundFile> list_partners(const std::string& folder, const std::vector<ImageItem>& items,
+                                     const std::string& key, const std::string& kind);
 
 }  // namespace md
