@@ -106,7 +106,7 @@ TEST_F(QwenImageEdit, ReplacesThePartOfOneImageThatAMaskShows) {
 }
 
 TEST_F(QwenImageEdit, AnImageIsEncodedOnceForAllTexts) {
-  const OpenedModel model = open_model(plus, {}, Purpose::sampling);
+  const OpenedModel model = open_model(plus, {}, {.purpose = Purpose::sampling});
   TextEncoder encoder(one_device(), model.family, 1,
                       [&](const ParamTable& params, const std::string& c) { return model.weights.read(params, c); }, {},
                       {});

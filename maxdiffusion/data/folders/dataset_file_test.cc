@@ -244,7 +244,7 @@ bucket_no_upscale = true
             "v.toml:3: frame_extraction is 'chunk'; expected one of: head");
   EXPECT_EQ(read("v.toml", "[[datasets]]\nimage_directory='a'\ncontrol_directory='b'\n").folders[0].references,
             std::vector<std::string>{"b"});
-  EXPECT_EQ(refusal("v.toml", "[[datasets]]\nimage_directory='a'\nmultiple_target=true\n").substr(0, 41),
+  EXPECT_EQ(refusal("v.toml", "[[datasets]]\nimage_directory='a'\nmultiple_target=true\n").substr(0, 43),
             "v.toml:3: multiple_target is true; expected");
 }
 
