@@ -9,6 +9,7 @@
 #include "maxdiffusion/config/flow.h"
 #include "maxdiffusion/data/images/prepare.h"
 #include "maxdiffusion/media/canny.h"
+#include "maxdiffusion/media/decode_video.h"
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/run/find_run.h"
 #include "maxdiffusion/storage/hub.h"
@@ -39,6 +40,14 @@ HostArray image_at(const std::string& place) {
   return decode_image_bytes(bytes.data(), bytes.size(), place);
 }
 
+/// Frames of a video's file, u8 [F, H, W, 3], by its ending; of another file the pixels of an image.
+HostArray media_at(const std::string& place) {
+  const std::string ending = std::filesystem::path(place).extension();
+  const bool video = ending == ".mp4" || ending == ".mov" || ending == ".mkv" || ending == ".webm" ||
+                     ending == ".avi" || ending == ".gif";
+  return video && place.find("://") == std::string::npos ? decode_video(place) : image_at(place);
+}
+
 /// f32 [N, C, h, w] of a file → channels last.
 HostArray read_latents(const std::string& path) try {
   const SafetensorsReader file = SafetensorsReader::open(path);
@@ -61,7 +70,7 @@ SampleRequest with_files(SampleRequest r, const SampleFiles& files, bool control
   }
   if (!files.latents.empty()) r.latents = read_latents(files.latents);
   check(files.last_image.empty() || !files.images.empty(), Code::invalid_config, "last_image is given without image");
-  for (const std::string& file : files.images) r.images.push_back(image_at(file));
+  for (const std::string& file : files.images) r.images.push_back(media_at(file));
   if (!files.mask_image.empty()) r.mask = image_at(files.mask_image);
   if (!files.last_image.empty()) r.images.push_back(image_at(files.last_image));
   return r;

@@ -9,7 +9,7 @@ namespace md {
 
 /// Models in addition to those of the folder, which sampling uses.
 struct AddedModelKeys {
-  std::string preview_autoencoder, upscaler;
+  std::string preview_autoencoder, upscaler, refiner;
   template <class V>
   void visit(V&& v) {
     v("preview_autoencoder", preview_autoencoder,
@@ -20,6 +20,10 @@ struct AddedModelKeys {
       ".safetensors file of ESRGAN or Real-ESRGAN (RRDBNet) that enlarges images for upscale and hires_scale; empty: "
       "Lanczos does",
       KeyPath::input);
+    v("refiner", refiner,
+      "model folder that denoises the last steps, from denoising_end (0.8) on: SDXL's refiner, or another model of the "
+      "same latents; empty: none",
+      KeyPath::input_or_word);
   }
 };
 

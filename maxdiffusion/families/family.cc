@@ -30,7 +30,7 @@ std::vector<FamilyClass>& families() {
         "StableDiffusionXLImg2ImgPipeline", "StableDiffusionXLInpaintPipeline", "StableDiffusionXLControlNetPipeline"},
        make_stable_diffusion},
       {{"WanPipeline", "WanImageToVideoPipeline"}, make_wan},
-      {{"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline"}, make_flux},
+      {{"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline", "FluxFillPipeline"}, make_flux},
       {{"Flux2KleinPipeline", "Flux2KleinInpaintPipeline"}, make_flux2},
       {{"ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline"}, make_z_image},
       {{"QwenImagePipeline", "QwenImageImg2ImgPipeline", "QwenImageInpaintPipeline", "QwenImageEditPipeline",

@@ -39,6 +39,9 @@ struct SizeHints {
 struct SampleSettings {
   SizeHints sizes;
   Tensor embedded_guidance;  // f32 [], see FamilySpec::embedded_guidance
+  /// For models that read them: of the rows with the prompt, and of the first `negative_rows`.
+  double aesthetic_score = 6, negative_aesthetic_score = 2.5;
+  int64_t negative_rows = 0;
 };
 
 /// Images that media begin or end with. Immutable; thread safe.

@@ -108,9 +108,10 @@ struct FamilySpec {
   /// For use_magcache: measured ratios, two for each step, with and without prompt; empty: not measured.
   std::function<std::vector<double>(const MediaSize&, bool images)> magcache_ratios = {};
   std::optional<ImageToImage> image_to_image = ImageToImage{};  // absent: samples begin with noise only
-  /// Name of the conditioning field, f32 [h, w, 1 + C], of a denoiser that was trained to inpaint: the mask (1:
-  /// generated), then the scaled latents of the image without the masked part. Empty: there is none.
+  /// Name of the conditioning field, f32 [h, w, mask_channels + C], of a denoiser that was trained to inpaint: the mask
+  /// (1: generated), then the scaled latents of the image without the masked part. Empty: there is none.
   std::string inpainting = {};
+  bool inpainting_sees_pixels = false;  // the mask of a cell is that of all its pixels, row by row
   /// Paths of the denoiser's self attentions, in order, that guidance may perturb (nn/perturbation.h).
   std::vector<std::string> self_attentions = {};
   /// Path of the denoiser's sequence of blocks, some of which guidance may skip, and the number of blocks; empty: the
@@ -128,6 +129,7 @@ struct FamilySpec {
 
   const std::string& denoiser() const { return denoisers.front(); }
   bool videos() const { return autoencoder->frame_scale > 0; }
+  int64_t mask_channels() const { return inpainting_sees_pixels ? autoencoder->downscale * autoencoder->downscale : 1; }
   /// Both sides of training images are multiples of this, in pixels.
   int64_t size_multiple() const { return autoencoder->downscale * std::max(patch, training_patch); }
   /// Components that encode captions, in order.

@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char *kTransformer = "transformer", *kClip = "text_encoder", *kT5 = "text_encoder_2", *kIds = "ids",
                      *kIds2 = "ids_2", *kPrompt = "prompt_embeds", *kPooled = "pooled_projections",
-                     *kGuidance = "guidance";
+                     *kGuidance = "guidance", *kInpainting = "inpainting";
 FamilySpec flux_spec(const ModelFolder& folder) {
   const auto& transformer = folder.config<FluxTransformerConfig>(kTransformer);
   const std::shared_ptr<const Autoencoder> vae = folder.autoencoder("vae");
@@ -57,10 +57,18 @@ FamilySpec flux_spec(const ModelFolder& folder) {
       .records = flux_records(),
       .reference = reference_conventions(folder)};
   const int64_t packed_channels = vae->channels * kLatentPatch * kLatentPatch;
-  check(transformer.in_channels == packed_channels && transformer.patch_size == 1, Code::invalid_config,
-        "transformer: in_channels is {} and patch_size {}; expected {} and 1, as the autoencoder's latents give: "
-        "models that take images next to the latents are not supported",
-        transformer.in_channels, transformer.patch_size, packed_channels);
+  // FLUX.1 Fill sees the masked image and the mask's pixels.
+  const int64_t filling = (2 * vae->channels + vae->downscale * vae->downscale) * kLatentPatch * kLatentPatch;
+  const bool fills = transformer.in_channels == filling;
+  check(
+      (transformer.in_channels == packed_channels || fills) && transformer.patch_size == 1, Code::invalid_config,
+      "transformer: in_channels is {} and patch_size {}; expected {}, as the autoencoder's latents give, or {}, with a "
+      "mask and the masked image, and 1: models that take other images next to the latents are not supported",
+      transformer.in_channels, transformer.patch_size, packed_channels, filling);
+  if (fills) {
+    spec.inpainting = kInpainting, spec.inpainting_sees_pixels = true;
+    spec.image_to_image->inpaint_strength = 1;
+  }
   check(transformer.joint_attention_dim == t5.d_model, Code::invalid_config,
         "transformer: joint_attention_dim is {}; expected {}, the width of text_encoder_2",
         transformer.joint_attention_dim, t5.d_model);
@@ -92,6 +100,16 @@ class Flux final : public Family {
                      const PredictOptions&) const override {
     const int64_t rows = x.dim(1) / kLatentPatch, columns = x.dim(2) / kLatentPatch;
     Tensor patches = to_latent_patches(x);
+    if (const std::string& field = spec().inpainting; !field.empty()) {
+      check(c.contains(field), Code::invalid_config,
+            "this transformer takes {} channels: it is FLUX.1 Fill, which takes a mask and the masked image",
+            transformer_.in_channels);
+      const Tensor seen = cast(c.at(field), x.dtype());
+      const int64_t mask = spec().mask_channels();
+      patches = concatenate({patches, to_latent_patches(slice_axis(seen, -1, mask, seen.dim(-1))),
+                             to_latent_patches(slice_axis(seen, -1, 0, mask))},
+                            -1);
+    }
     FluxInputs in{.sample = reshape(patches, {x.dim(0), rows * columns, patches.dim(3)}),
                   .rows = rows,
                   .columns = columns,

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/models/clip_text.h"
@@ -16,6 +17,8 @@
 namespace md {
 namespace {
 
+/// Numbers of size conditioning with an aesthetic score: SDXL's refiner.
+constexpr int64_t kScored = 5;
 constexpr const char *kUNet = "unet", *kVae = "vae", *kText = "text_encoder", *kText2 = "text_encoder_2",
                      *kPrompt = "prompt_embeds", *kPooled = "text_embeds", *kSizes = "time_ids",
                      *kInpainting = "inpainting";
@@ -72,29 +75,32 @@ TextEncoderSpec text_encoder_spec(const ModelFolder& folder, const std::string& 
 FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
   const auto& unet = folder.config<UNetConfig>(kUNet);
   const std::shared_ptr<const Autoencoder> vae = folder.autoencoder(kVae);
-  const auto& clip = folder.config<ClipTextConfig>(kText);
+  // SDXL's refiner has the second encoder alone.
+  const bool refines = folder.has(kText2) && !folder.has(kText), two = folder.has(kText2) && !refines;
+  const auto& clip = folder.config<ClipTextConfig>(refines ? kText2 : kText);
   // Size conditioning requires the second encoder's pooled embedding.
-  const bool two = folder.has(kText2), micro = unet.addition_embed_type.has_value();
+  const bool micro = unet.addition_embed_type.has_value();
   if (two || micro) folder.config<ClipTextConfig>(kText2);
-  check(!two || folder.pipeline().find("StableDiffusionXL") != std::string::npos, Code::invalid_config,
+  check(!folder.has(kText2) || folder.pipeline().find("StableDiffusionXL") != std::string::npos, Code::invalid_config,
         "{}/model_index.json: a {} has one text encoder, but the folder has text_encoder_2; expected _class_name "
         "StableDiffusionXLPipeline",
         folder.path(), folder.pipeline());
   const int64_t length = clip.max_position_embeddings;
   const bool open_clip = clip.hidden_act == "gelu";  // else OpenAI's
   const nlohmann::json scheduler = parse_json(folder.scheduler_config());
-  FamilySpec spec = {.denoisers = {kUNet},
-                     .autoencoder = vae,
-                     .text_encoders = {text_encoder_spec(folder, kText, "tokenizer")},
-                     .conditioning = {{kPrompt, {DType::f32, {length, unet.cross_attention_dim.front()}}}},
-                     .zero_empty_prompt = two && folder.option("force_zeros_for_empty_prompt", true),
-                     .training_patch = int64_t{1} << (unet.block_out_channels.size() - 1),
-                     .image_to_image = two ? ImageToImage{.strength = 0.3, .inpaint_strength = 0.9999} : ImageToImage{},
-                     .self_attentions = self_attentions(unet),
-                     .has_freeu = true,
-                     .single_file = single_file(two, open_clip, scheduler),
-                     .records = micro ? sdxl_records() : sd_records(),
-                     .reference = reference_conventions(folder)};
+  FamilySpec spec = {
+      .denoisers = {kUNet},
+      .autoencoder = vae,
+      .text_encoders = {text_encoder_spec(folder, refines ? kText2 : kText, refines ? "tokenizer_2" : "tokenizer")},
+      .conditioning = {{kPrompt, {DType::f32, {length, unet.cross_attention_dim.front()}}}},
+      .zero_empty_prompt = (two || refines) && folder.option("force_zeros_for_empty_prompt", true),
+      .training_patch = int64_t{1} << (unet.block_out_channels.size() - 1),
+      .image_to_image = two || refines ? ImageToImage{.strength = 0.3, .inpaint_strength = 0.9999} : ImageToImage{},
+      .self_attentions = self_attentions(unet),
+      .has_freeu = true,
+      .single_file = refines ? SingleFile{} : single_file(two, open_clip, scheduler),
+      .records = micro ? sdxl_records() : sd_records(),
+      .reference = reference_conventions(folder)};
   spec.lora.kohya_version = open_clip ? "sd_v2" : "sd_v1";
   if (scheduler.value("prediction_type", nlohmann::json()) == "v_prediction") spec.lora.kohya_version += "_v";
   if (two) {
@@ -107,8 +113,14 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
   for (const std::string& component : spec.text_components())
     spec.chunk_widths.push_back(folder.config<ClipTextConfig>(component).hidden_size);
   if (micro) {
-    spec.conditioning.push_back({kPooled, {DType::f32, {unet.pooled_width()}}});
-    spec.size_conditioning = {{kSizes, {DType::f32, {6}}}};
+    const int64_t pooled = folder.config<ClipTextConfig>(kText2).projection_dim,
+                  sizes = unet.projection_class_embeddings_input_dim - pooled, each = unet.addition_time_embed_dim;
+    check(sizes == 6 * each || sizes == kScored * each, Code::invalid_config,
+          "unet: projection_class_embeddings_input_dim is {}; expected {}, of {} of the text and 6 sizes, or {}, of {} "
+          "sizes and an aesthetic score",
+          unet.projection_class_embeddings_input_dim, pooled + 6 * each, pooled, pooled + kScored * each, kScored - 1);
+    spec.conditioning.push_back({kPooled, {DType::f32, {pooled}}});
+    spec.size_conditioning = {{kSizes, {DType::f32, {sizes / each}}}};
   }
   const int64_t with_image = 2 * vae->channels + 1;
   check(unet.in_channels == vae->channels || unet.in_channels == with_image, Code::invalid_config,
@@ -134,10 +146,10 @@ class StableDiffusion final : public Family {
       controls_.push_back(folder.config<ControlNetConfig>(component));
   }
 
-  /// Two encoders: the hidden states before the last layer of both, concatenated along features, and the projected end
-  /// token of the second. One encoder: its last hidden state after the final norm.
+  /// With size conditioning: the hidden states before the last layer of all encoders, concatenated along features, and
+  /// the projected end token of the second. One encoder: its last hidden state after the final norm.
   Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const override {
-    const bool two = texts_.size() == 2;
+    const bool two = texts_.size() == 2 || micro();
     std::vector<ClipTextOutput> outs;
     for (size_t i = 0; i < texts_.size(); ++i) {
       const TextEncoderSpec& e = spec().text_encoders[i];
@@ -150,8 +162,10 @@ class StableDiffusion final : public Family {
             "clip_skip is {}; expected 0 to {}, one less than the layers of the text encoder", clip_skip, layers - 1);
       return o.hidden_states[static_cast<size_t>(layers - 1 - clip_skip)];
     };
-    return {{kPrompt, cast(concatenate({before_last(outs[0]), before_last(outs[1])}, -1), DType::f32)},
-            {kPooled, cast(outs[1].text_embeds, DType::f32)}};
+    std::vector<Tensor> states;
+    for (const ClipTextOutput& o : outs) states.push_back(before_last(o));
+    return {{kPrompt, cast(states.size() > 1 ? concatenate(states, -1) : states[0], DType::f32)},
+            {kPooled, cast(outs.back().text_embeds, DType::f32)}};
   }
 
   Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
@@ -172,12 +186,21 @@ class StableDiffusion final : public Family {
 
   Conditioning extra_conditioning(Graph& g, int64_t batch, const SampleSettings& settings) const override {
     if (!micro()) return {};
-    HostArray row(Shape{DType::f32, {1, 6}});
-    auto v = row.mutable_view<float>();
-    size_t i = 0;
-    for (const auto& pair : {settings.sizes.original, settings.sizes.crop_top_left, settings.sizes.target})
-      for (int64_t value : pair) v[i++] = static_cast<float>(value);
-    return {{kSizes, broadcast_to(constant(g, row), {batch, 6})}};
+    const SizeHints& sizes = settings.sizes;
+    const int64_t columns = spec().size_conditioning[0].shape.dims[0];
+    HostArray all(Shape{DType::f32, {batch, columns}});
+    auto v = all.mutable_view<float>().begin();
+    for (int64_t i = 0; i < batch; ++i) {
+      for (const auto& pair : {sizes.original, sizes.crop_top_left})
+        for (int64_t value : pair) *v++ = static_cast<float>(value);
+      if (columns == kScored)
+        *v++ = static_cast<float>(i < settings.negative_rows ? settings.negative_aesthetic_score
+                                                             : settings.aesthetic_score);
+      else
+        for (int64_t value : sizes.target) *v++ = static_cast<float>(value);
+    }
+    if (columns != kScored) return {{kSizes, broadcast_to(constant(g, rows(all, 0, 1)), {batch, columns})}};
+    return {{kSizes, constant(g, all)}};
   }
 
  private:

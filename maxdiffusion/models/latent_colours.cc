@@ -69,6 +69,13 @@ const std::vector<Space>& spaces() {
   return all;
 }
 
+const Space* space_of(const Autoencoder& a) {
+  for (const Space& s : spaces())
+    if (std::ssize(s.colours.factors) == a.channels && std::abs(a.latent_scale.scale[0] / s.scale - 1) < 1e-4)
+      return &s;
+  return nullptr;
+}
+
 }  // namespace
 
 HostArray LatentColours::of(const HostArray& latents) const {
@@ -89,13 +96,13 @@ HostArray LatentColours::of(const HostArray& latents) const {
 }
 
 LatentColours latent_colours(const Autoencoder& a) {
-  for (const Space& s : spaces())
-    if (std::ssize(s.colours.factors) == a.channels && std::abs(a.latent_scale.scale[0] / s.scale - 1) < 1e-4)
-      return s.colours;
+  if (const Space* s = space_of(a)) return s->colours;
   constexpr double kPart = 0.4;  // latents of the denoiser have a deviation of about 1
   LatentColours out{{}, std::vector<std::array<double, 3>>(static_cast<size_t>(a.channels))};
   for (size_t k = 0; k < 3; ++k) out.factors.at(std::min(k, out.factors.size() - 1))[k] = kPart;
   return out;
 }
+
+bool has_latent_colours(const Autoencoder& a) { return space_of(a) != nullptr; }
 
 }  // namespace md

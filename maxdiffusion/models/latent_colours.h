@@ -20,5 +20,7 @@ struct LatentColours {
 /// The colours of this autoencoder's latents, which its number of channels and their scale identify. For others false
 /// colours, the first three channels: forms can be seen.
 LatentColours latent_colours(const Autoencoder& autoencoder);
+/// Whether they are not false.
+bool has_latent_colours(const Autoencoder& autoencoder);
 
 }  // namespace md

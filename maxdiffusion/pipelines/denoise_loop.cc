@@ -167,8 +167,23 @@ HostArray random_noise(const Shape& shape, const SampleOptions& o) {
   return noise;
 }
 
+/// The rows that run.
+SampleTable table_of(const Scheduler& scheduler, const SampleOptions& o) {
+  SampleTable t = scheduler.table(o.num_inference_steps, o.first_step);
+  if (!o.denoising_end) return t;
+  const int64_t n = steps_before(t.timesteps, *o.denoising_end, o.scheduler_config);
+  check(n > 0, Code::invalid_config, "denoising_end is {}, and so no step runs; expected a larger part",
+        *o.denoising_end);
+  t.rows = rows(t.rows, 0, n);
+  const auto count = static_cast<size_t>(n);
+  t.timesteps.resize(count), t.levels.resize(count);
+  if (!t.renoise.empty()) t.renoise.resize(count);
+  return t;
+}
+
 /// Input of the first step: noise, or images with the noise of that step's level.
 HostArray first_samples_of(const SampleOptions& o, const SampleTable& table, const HostArray& noise) {
+  if (o.begins_without_noise) return rows(o.image_latents, 0, noise.dims()[0]);
   HostArray samples = rows(noise, 0, noise.dims()[0]);  // a copy
   const bool begins = o.image_latents && !o.noise_alone;
   const NoiseLevel level = begins ? table.levels.front() : NoiseLevel{0, table.init_noise_sigma};
@@ -311,6 +326,12 @@ std::shared_ptr<const Scheduler> sampler_of(const Family& family, const SampleOp
   return make_scheduler(o.scheduler_config, facts);
 }
 
+int64_t steps_before(const std::vector<double>& timesteps, double part, const nlohmann::json& scheduler_config) {
+  const double times = scheduler_config.value("num_train_timesteps", 1000.0);
+  const double last = std::nearbyint(times - part * times);
+  return std::ranges::count_if(timesteps, [&](double t) { return t >= last; });
+}
+
 void check_sampling(const Family& family, const SampleOptions& o) {
   check_texts(o);
   check_guidance(o.guidance, family.spec());
@@ -328,7 +349,7 @@ void check_sampling(const Family& family, const SampleOptions& o) {
         "guidance_method is {}; expected another with {}", o.guidance.guidance_method, o.cache.step_cache());
   family.reference_fields(ReferenceImages::sizes_of(o.references));  // throws for unsupported sizes
   check_latents(o, batched(o.samples(), {DType::f32, family.latent_dims(o.size)}));
-  const SampleTable table = sampler_of(family, o)->table(o.num_inference_steps, o.first_step);
+  const SampleTable table = table_of(*sampler_of(family, o), o);
   if (o.guided() && o.guidance.renoises() && table.renoise.empty())
     throw Error(
         Code::invalid_config,
@@ -352,7 +373,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   const Shape all = batched(samples, {DType::f32, latent});
   check_latents(o, all);
   const std::shared_ptr<const Scheduler> scheduler = sampler_of(family, o);
-  const SampleTable table = scheduler->table(o.num_inference_steps, o.first_step);
+  const SampleTable table = table_of(*scheduler, o);
   const int64_t columns = table.rows.dims()[1], total = table.rows.dims()[0];
   HostArray times(Shape{DType::f32, {total}}), scales = control_scales(o.controls, total);
   std::ranges::transform(table.timesteps, times.mutable_view<float>().begin(),
@@ -501,7 +522,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
 
 std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOptions& o, const GraphOptions& placed) {
   const std::shared_ptr<const Scheduler> scheduler = sampler_of(family, o);
-  const SampleTable table = scheduler->table(o.num_inference_steps, o.first_step);
+  const SampleTable table = table_of(*scheduler, o);
   PromptConditioning prompts;
   const std::vector<MediaSize> references = ReferenceImages::sizes_of(o.references);
   std::vector<Field> fields = family.caption_fields(references);
@@ -513,7 +534,7 @@ std::vector<SamplingGraph> sampling_graphs(const Family& family, const SampleOpt
     std::ranges::copy(family.reference_fields(references), std::back_inserter(fields));
   if (const std::string& inpainting = family.spec().inpainting; !inpainting.empty()) {
     Dims dims = family.latent_dims(o.size);
-    ++dims.back();
+    dims.back() += family.spec().mask_channels();
     fields.push_back({inpainting, {DType::f32, dims}});
   }
   for (const Field& f : fields) prompts.positive[f.name] = HostArray(batched(1, f.shape));

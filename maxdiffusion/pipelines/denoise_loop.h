@@ -57,6 +57,10 @@ struct SampleOptions {
   HostArray latents;  // f32 [N, h, w, C], standard normal; absent: generated from the seed, sample by sample
   std::optional<double> strength = {};  // image-to-image strength, for the written parameters
   int64_t first_step = 0;               // earlier steps do not run
+  /// Steps whose noise is less than at this part of the way from noise to data do not run.
+  std::optional<double> denoising_end = {};
+  bool begins_without_noise = false;  // image_latents are the samples of first_step as they are
+  double aesthetic_score = 6, negative_aesthetic_score = 2.5;  // see SampleSettings
   /// f32 [N, h, w, C], scaled: samples begin with these images and the noise of first_step; absent: with noise only.
   HostArray image_latents = {};
   bool noise_alone = false;  // samples begin with noise only, even with image_latents
@@ -94,6 +98,10 @@ struct SampleOptions {
 /// The sampler of `options`: `scheduler` if set, else the one of scheduler_config for samples of this family and size.
 /// Throws invalid_config.
 std::shared_ptr<const Scheduler> sampler_of(const Family& family, const SampleOptions& options);
+
+/// Number of timesteps that lie before this part of the way from noise to data, as diffusers'
+/// pipelines of SDXL count them for denoising_end.
+int64_t steps_before(const std::vector<double>& timesteps, double part, const nlohmann::json& scheduler_config);
 
 /// Checks the options before anything is computed. Throws invalid_config for everything that encode_prompts and denoise
 /// reject: numbers of texts, sizes, steps, scheduler, latents, keys of caches and of a ControlNet.

@@ -104,6 +104,19 @@ HostArray mask_cells(const HostArray& mask, int64_t downscale, bool middle) {
   return out;
 }
 
+HostArray mask_pixels(const HostArray& mask, int64_t downscale) {
+  const int64_t h = mask.dims()[0] / downscale, w = mask.dims()[1] / downscale;
+  HostArray out(Shape{DType::f32, {1, h, w, downscale * downscale}});
+  const auto from = mask.view<float>();
+  auto to = out.mutable_view<float>().begin();
+  for (int64_t y = 0; y < h; ++y)
+    for (int64_t x = 0; x < w; ++x)
+      for (int64_t k = 0; k < downscale * downscale; ++k)
+        *to++ =
+            from[static_cast<size_t>((y * downscale + k / downscale) * mask.dims()[1] + x * downscale + k % downscale)];
+  return out;
+}
+
 HostArray without_masked(const HostArray& images, const HostArray& mask) {
   HostArray out(Shape{DType::f32, images.dims()});
   const auto from = images.view<uint8_t>();

@@ -18,6 +18,8 @@ HostArray mask_of(const HostArray& rgb, int64_t height, int64_t width, int64_t g
 /// Mask f32 [height, width] → f32 [1, h, w, 1] of cells of `downscale` pixels: each cell's first pixel, or with
 /// `middle` the mean of its four central pixels; for a blurred mask the mean of all its pixels.
 HostArray mask_cells(const HostArray& mask, int64_t downscale, bool middle = false);
+/// Mask f32 [height, width] → f32 [1, h, w, downscale²]: of each cell all pixels, row by row.
+HostArray mask_pixels(const HostArray& mask, int64_t downscale);
 /// u8 images [N, H, W, 3] → f32 in [−1, 1], 0 (grey) where the mask is one half or more.
 HostArray without_masked(const HostArray& images, const HostArray& mask);
 

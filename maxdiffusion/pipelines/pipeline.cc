@@ -73,6 +73,20 @@ HostArray pixels_of(const HostArray& rgb) {
   return pixels;
 }
 
+/// The first frames of a video u8 [F, H, W, 3], each resized (Lanczos): u8 [1, size.frames, size.height, size.width,
+/// 3].
+HostArray resized_video(const HostArray& video, const MediaSize& size) {
+  const Dims& d = video.dims();
+  check(d[0] >= size.frames, Code::invalid_config, "image has {} frames; expected num_frames={} or more", d[0],
+        size.frames);
+  HostArray out;
+  for (int64_t f = 0; f < size.frames; ++f)
+    add_rows(out, size.frames, f,
+             resize_rgb8(rows(video, f, 1).reshaped({d[1], d[2], 3}), size.height, size.width, Filter::lanczos)
+                 .reshaped({1, size.height, size.width, 3}));
+  return out.reshaped({1, size.frames, size.height, size.width, 3});
+}
+
 /// A request whose images were extended, or cropped to the region that is generated, and the inverse for its media.
 struct Canvas {
   SampleRequest request;
@@ -82,7 +96,7 @@ struct Canvas {
 
   Canvas(const SampleRequest& requested, const Family& family) : request(requested) {
     SampleRequest& r = request;
-    if (!begins_with_images(r, family)) return;
+    if (!begins_with_images(r, family) || family.spec().videos()) return;
     if (!r.outpaint.empty()) {
       constexpr int64_t kMost = 16384;
       check(
@@ -150,7 +164,25 @@ struct DiffusionPipeline::Impl {
         keep_loaded(o.keep_loaded),
         upscaler_file(std::filesystem::path(o.added.upscaler).stem().string()) {
     check_weights(*opened);
+    if (!o.added.refiner.empty()) load_refiner(o);
     loras = read_loras(o.lora, opened->folder, *opened->family);
+  }
+
+  void load_refiner(PipelineOptions o) {
+    const std::string folder = o.added.refiner;
+    o.model = {}, o.controlnets.clear(), o.lora = {}, o.added = {};
+    refiner = std::make_unique<Impl>(folder, o, this);
+    const FamilySpec &its = refiner->models.family->spec(), &base = models.family->spec();
+    check(its.autoencoder->channels == base.autoencoder->channels &&
+              its.autoencoder->downscale == base.autoencoder->downscale &&
+              its.autoencoder->latent_scale.scale == base.autoencoder->latent_scale.scale,
+          Code::invalid_config,
+          "refiner '{}' has latents of {} channels, scaled by {}; expected {} and {}, as the model's are", folder,
+          its.autoencoder->channels, its.autoencoder->latent_scale.scale[0], base.autoencoder->channels,
+          base.autoencoder->latent_scale.scale[0]);
+    check(its.image_to_image && !refiner->models.family->image_conditioning() && base.image_to_image && !base.videos(),
+          Code::invalid_config, "refiner '{}' is given; expected none: {} media do not begin with an image", folder,
+          base.image_to_image && !base.videos() ? "its" : "this model's");
   }
 
   HostArrays read(const ParamTable& params, const std::string& component) const {
@@ -281,8 +313,10 @@ struct DiffusionPipeline::Impl {
     HostArray pixels;
     const int64_t n = std::ssize(r.images), height = o.size.height, width = o.size.width, each = o.samples() / n;
     for (int64_t i = 0; i < n; ++i) {
-      const HostArray rgb = resize_rgb8(r.images[static_cast<size_t>(i)], height, width, Filter::lanczos);
-      add_rows(pixels, n, i, rgb.reshaped({1, height, width, 3}));
+      const HostArray& image = r.images[static_cast<size_t>(i)];
+      add_rows(pixels, n, i,
+               spec.videos() ? resized_video(image, o.size)
+                             : resize_rgb8(image, height, width, Filter::lanczos).reshaped({1, height, width, 3}));
     }
     MediaAutoencoder& coder = autoencoder_for(per_device(1));
     o.image_latents = repeat_rows(coder.latents(pixels), each);
@@ -298,7 +332,10 @@ struct DiffusionPipeline::Impl {
         o.mask = cells;
       } else {
         const HostArray rest = repeat_rows(coder.latents(without_masked(pixels, mask)), each);
-        fields[spec.inpainting] = concatenate(repeat_rows(cells, o.samples()), rest);
+        fields[spec.inpainting] = concatenate(
+            repeat_rows(spec.inpainting_sees_pixels ? mask_pixels(mask, spec.autoencoder->downscale) : cells,
+                        o.samples()),
+            rest);
       }
     }
     for (HostArrays* half : {&prompts.positive, &prompts.negative})
@@ -309,7 +346,7 @@ struct DiffusionPipeline::Impl {
   /// Generates samples, then enlarged samples that begin with them.
   SampleResult generate_twice(const SampleRequest& r) {
     check(r.hires_scale >= 1 && models.family->spec().image_to_image && !models.family->image_conditioning() &&
-              !models.family->edits(),
+              !models.family->edits() && !models.family->spec().videos(),
           Code::invalid_config, "hires_scale is {}; expected 1{}", r.hires_scale,
           r.hires_scale < 1        ? " or more"
           : models.family->edits() ? ": this model changes an image"
@@ -378,6 +415,33 @@ struct DiffusionPipeline::Impl {
     return out;
   }
 
+  /// The model's steps up to denoising_end, then the refiner's.
+  SampleResult generate_refined(const SampleRequest& r) {
+    constexpr double kEnd = 0.8;  // of diffusers' documentation of SDXL
+    const double end = r.denoising_end.value_or(kEnd);
+    for (const auto& [conflicts, key] :
+         {std::pair{!r.images.empty() || static_cast<bool>(r.mask), "image or mask_image"},
+          {r.hires_scale != 1, "hires_scale"},
+          {r.denoising_start.has_value(), "denoising_start"},
+          {!r.outpaint.empty(), "outpaint"}})
+      check(!conflicts, Code::invalid_config, "refiner is given with {}; expected one of them", key);
+    SampleRequest base = r, rest = r;
+    base.denoising_end = end, base.decode = false, base.upscale = 1;
+    const SampleResult first = generate(base, {});
+    const MediaSize size = sample_size(r, *models.family);
+    rest.image_latents = first.latents, rest.latents = {};
+    rest.height = size.height, rest.width = size.width;
+    rest.denoising_start = end, rest.denoising_end.reset(), rest.strength.reset();
+    rest.prompt_2.clear(), rest.negative_prompt_2.clear(), rest.controls.clear();
+    rest.num_images_per_prompt = first.latents.dims()[0] / std::ssize(r.prompt);
+    SampleResult out = refiner->generate(rest, {});
+    out.parameters = first.parameters;
+    for (std::string& text : out.parameters)
+      text.insert(text.rfind(", Image: "),
+                  fmt::format(", Refiner: {}, Refiner switch at: {}", refiner->models.name, end));
+    return out;
+  }
+
   /// `made`: how the images that samples begin with were enlarged.
   SampleResult generate(const SampleRequest& requested, Enlargement made) {
     check(requested.upscale == 1 || (!models.family->spec().videos() && requested.decode), Code::invalid_config,
@@ -437,6 +501,7 @@ struct DiffusionPipeline::Impl {
   ResidentDenoiser denoiser;
   std::unique_ptr<TextEncoder> text;
   std::unique_ptr<MediaAutoencoder> autoencoder, previewer, upscaler;
+  std::unique_ptr<Impl> refiner;                  // on the same devices; null: there is none
   std::unique_ptr<ImageConditioner> conditioner;  // refers to the autoencoder
 };
 
@@ -463,9 +528,10 @@ void DiffusionPipeline::set_loras(const LoraKeys& keys) {
 SampleResult DiffusionPipeline::generate(const SampleRequest& request) {
   Impl& p = *impl_;
   try {
-    return p.generate(request, {});
+    return p.refiner ? p.generate_refined(request) : p.generate(request, {});
   } catch (Error& e) {
-    p.leave(p.text, p.conditioner, p.autoencoder, p.previewer, p.upscaler);
+    for (Impl* its : {&p, p.refiner.get()})
+      if (its) its->leave(its->text, its->conditioner, its->autoencoder, its->previewer, its->upscaler);
     if (p.opened && e.code() == Code::device) note_damaged_weights(*p.opened, e);
     throw;
   }

@@ -20,7 +20,9 @@ struct SampleKeys : GuidanceKeys {
   double guidance_scale = 7.5, guidance_rescale = 0, true_cfg_scale = 1, cfg_normalization = 0, cfg_truncation = 1;
   int64_t num_inference_steps = 30, clip_skip = 0;
   std::optional<int64_t> num_images_per_prompt, sample_seed, height, width, num_frames;
-  std::optional<double> guidance_scale_high, guidance_scale_low, boundary_ratio, strength;
+  std::optional<double> guidance_scale_high, guidance_scale_low, boundary_ratio, strength, denoising_start,
+      denoising_end;
+  double aesthetic_score = 6, negative_aesthetic_score = 2.5;
   bool scan_diffusion_loop = false;
   int64_t mask_grow = 0;
   double mask_blur = 0, hires_scale = 1, hires_strength = 0.4, upscale = 1;
@@ -69,6 +71,18 @@ struct SampleKeys : GuidanceKeys {
       "part of the denoising steps that run on an image with the noise of their first step (image to image); 1: all, "
       "the image is hardly seen; null: the model's own, with image",
       in_range(0, 1));
+    v("denoising_start", denoising_start,
+      "part of the way from noise to data at which the image to begin with is, and where the steps begin: it gets no "
+      "noise; null: strength counts",
+      in_range(above(0), below(1)));
+    v("denoising_end", denoising_end,
+      "part of the way from noise to data at which the steps end, or those of refiner begin; null: all run, or 0.8 "
+      "with "
+      "refiner",
+      in_range(above(0), below(1)));
+    v("aesthetic_score", aesthetic_score, "input of SDXL's refiner with the prompt", in_range(0, 10));
+    v("negative_aesthetic_score", negative_aesthetic_score, "input of SDXL's refiner with the negative prompt",
+      in_range(0, 10));
     v("mask_grow", mask_grow, "pixels by which the white of mask_image grows on all sides", at_least(0));
     v("mask_blur", mask_blur,
       "deviation in pixels of the blur of mask_image's sides, where new and old are mixed; 0: none", at_least(0));
@@ -124,9 +138,8 @@ struct SampleFileKeys : SampleKeys {
     SampleKeys::visit(v);
     v("fps", fps, "frames per second of videos");
     v("image", image,
-      "image that the sample begins with (image to image; videos: the first frame), or reference images that it is "
-      "made "
-      "from: a file, or an https:// address; several as a list, or one text with commas",
+      "image that the sample begins with (image to image; videos: the first frame), a video that a video begins with, "
+      "or reference images: a file, or an https:// address; several as a list, or one text with commas",
       KeyPath::input);
     v("image_url", image_url, "as image: MaxDiffusion's key", KeyPath::input);
     v("mask_image", mask_image,

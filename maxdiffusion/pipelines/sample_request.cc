@@ -66,9 +66,32 @@ int64_t images_per_prompt(const SampleRequest& r) {
 void set_beginning(const SampleRequest& r, const Family& family, SampleOptions& o) {
   const ImageToImage& its = *family.spec().image_to_image;
   const double usual = r.mask ? its.inpaint_strength : its.strength;
+  if (r.denoising_start) return;  // set_start
   o.strength = r.strength.value_or(usual);
   check(*o.strength >= 0 && *o.strength <= 1, Code::invalid_config, "strength is {}; expected 0 to 1", *o.strength);
   o.first_step = first_step_of(family, "strength", *o.strength, o.num_inference_steps, usual);
+}
+
+/// Sets the options of samples that begin within the way from noise to data.
+void set_start(const SampleRequest& r, const Family& family, SampleOptions& o) {
+  if (!r.denoising_start) return;
+  check(begins_with_images(r, family), Code::invalid_config,
+        "denoising_start is {} without image; expected image=FILE too, of which the steps from there on run",
+        *r.denoising_start);
+  check(!r.mask && r.outpaint.empty(), Code::invalid_config,
+        "denoising_start is {} with mask_image or outpaint; expected strength in its place", *r.denoising_start);
+  check(!r.denoising_end || *r.denoising_end > *r.denoising_start, Code::invalid_config,
+        "denoising_start is {} and denoising_end {}; expected a smaller start", *r.denoising_start,
+        r.denoising_end.value_or(1));
+  const std::vector<double> all = o.scheduler->table(o.num_inference_steps, 0).timesteps;
+  check(std::ssize(all) == o.num_inference_steps, Code::invalid_config,
+        "denoising_start is {}; expected none with scheduler {}, which calls the model several times a step",
+        *r.denoising_start, o.scheduler->name());
+  o.first_step = steps_before(all, *r.denoising_start, o.scheduler_config);
+  o.begins_without_noise = true;
+  check(o.first_step < o.num_inference_steps, Code::invalid_config,
+        "denoising_start is {}, and so none of num_inference_steps={} steps runs; expected a smaller part",
+        *r.denoising_start, o.num_inference_steps);
 }
 
 /// f32 [1, H, W, 3] in [0, 1], with the samples' size.
@@ -105,6 +128,14 @@ bool begins_with_images(const SampleRequest& r, const Family& family) {
 }
 
 void check_images(const SampleRequest& r, const Family& family) {
+  const bool begins_with_videos = family.spec().videos() && begins_with_images(r, family);
+  for (const HostArray& image : r.images)
+    check((image.dims().size() == 4) == begins_with_videos, Code::invalid_config, "image: {} is given; expected {}",
+          image.dims().size() == 4 ? "a video" : "an image",
+          begins_with_videos ? "a video, as in image=clip.mp4: samples of this model begin with noise or a video"
+                             : "an image");
+  check(!begins_with_videos || !(r.mask || !r.outpaint.empty() || r.padding_mask_crop), Code::invalid_config,
+        "mask_image, padding_mask_crop or outpaint is given; expected none: this model's media are videos");
   const int64_t images = std::ssize(r.images), prompts = std::ssize(r.prompt);
   const bool masked = r.mask || !r.outpaint.empty() || r.padding_mask_crop;
   const bool inpaints = !family.spec().inpainting.empty();
@@ -137,12 +168,15 @@ MediaSize sample_size(const SampleKeys& k, int64_t resolution, const Family& fam
 MediaSize sample_size(const SampleRequest& r, const Family& family) {
   MediaSize size = sample_size(r, r.resolution, family);
   if (r.image_latents) return size;
+  const bool of_video = begins_with_images(r, family) && r.images[0].dims().size() == 4;
+  if (const int64_t scale = family.spec().autoencoder->frame_scale; of_video && scale > 0)
+    size.frames = r.num_frames.value_or((r.images[0].dims()[0] - 1) / scale * scale + 1);
   if (begins_with_images(r, family) && !family.edits()) {
     const int64_t multiple = family.spec().autoencoder->downscale * family.spec().patch;
     const bool continued = r.outpaint.size() == 4;
     const auto image_side = [&](size_t axis) {
       const int64_t extra = continued ? r.outpaint[axis == 0 ? 1 : 0] + r.outpaint[axis == 0 ? 3 : 2] : 0;
-      return std::max(multiple, (r.images[0].dims()[axis] + extra) / multiple * multiple);
+      return std::max(multiple, (r.images[0].dims()[axis + (of_video ? 1 : 0)] + extra) / multiple * multiple);
     };
     size.height = r.height.value_or(image_side(0)), size.width = r.width.value_or(image_side(1));
   } else if (const ReferenceImages* references = family.reference_images(); references && !r.images.empty()) {
@@ -210,6 +244,11 @@ SampleOptions sample_options(const SampleRequest& r, const Family& family, const
   }
   o.scheduler_config = sampling_config(scheduler_config, r.scheduler);
   o.scheduler = sampler_of(family, o);
+  o.denoising_end = r.denoising_end;
+  o.aesthetic_score = r.aesthetic_score, o.negative_aesthetic_score = r.negative_aesthetic_score;
+  set_start(r, family, o);
+  check(!r.denoising_end || (!r.mask && r.outpaint.empty()), Code::invalid_config,
+        "denoising_end is {} with mask_image or outpaint; expected none", r.denoising_end.value_or(1));
   check(r.seeds.empty() || (r.seeds.size() == r.prompt.size() && !o.scheduler->stochastic()), Code::invalid_config,
         "seeds: {} are given for {} prompts{}; expected one each, and a sampler that adds no noise", r.seeds.size(),
         r.prompt.size(), o.scheduler->stochastic() ? " and a sampler that adds noise" : "");

@@ -40,7 +40,7 @@ struct SampleRequest : SampleKeys {
   StepCacheKeys cache;                   // predictions reused between steps
   std::vector<ControlRequest> controls;  // one for each ControlNet of the pipeline
   /// u8 [H, W, 3] of any size: first and last image of a video; reference images; or the images that samples begin with
-  /// (begins_with_images): one for all prompts, or one each.
+  /// (begins_with_images), of models of videos u8 [F, H, W, 3]: one for all prompts, or one each.
   std::vector<HostArray> images;
   /// Scaled latents f32 [N, h, w, C] of each sample in place of `images`, with height and width.
   HostArray image_latents;

@@ -39,7 +39,8 @@ Conditioning step_inputs(Graph& g, const StageGraph& steps) {
   conditioning.merge(steps.family.extra_conditioning(
       g, steps.calls(),
       {o.size_hints.value_or(SizeHints{whole, {0, 0}, whole}),
-       steps.family.spec().embedded_guidance ? g.input("embedded_guidance", {DType::f32, {}}) : Tensor()}));
+       steps.family.spec().embedded_guidance ? g.input("embedded_guidance", {DType::f32, {}}) : Tensor(),
+       o.aesthetic_score, o.negative_aesthetic_score, steps.guided() ? steps.batch : 0}));
   for (size_t i = 0; i < o.controls.size(); ++i) {
     Tensor image = batch_input(g, steps, control_image_field(i), o.controls[i].image.shape());
     conditioning[control_image_field(i)] =

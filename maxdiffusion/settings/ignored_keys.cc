@@ -434,6 +434,13 @@ const std::vector<Rule>& rules() {
        RULE(
            unless(s.c.sample.hires_scale > 1 || s.c.sample.upscale > 1, "nothing is enlarged (hires_scale, upscale)"))},
       {{"upscaler_tile"}, unless_set("upscaler", "upscaler is empty")},
+      {{"denoising_start"}, RULE(unless(s.begins_with_image(), "samples begin with noise alone"))},
+      {{"strength"}, if_set("denoising_start", "denoising_start says where the steps begin")},
+      {{"aesthetic_score", "negative_aesthetic_score"},
+       RULE(unless(!s.c.added_models.refiner.empty() || (!s.family.spec().size_conditioning.empty() &&
+                                                         s.family.spec().size_conditioning[0].shape.dims[0] == 5),
+                   "only SDXL's refiner reads aesthetic scores"))},
+      {{"negative_aesthetic_score"}, RULE(unless(s.guides(), s.why_unguided()))},
       {{"hires_strength", "hires_upscaler"},
        RULE(unless(s.c.sample.hires_scale > 1, "hires_scale=1 generates nothing again"))},
       {{"strength"}, RULE(unless(s.begins_with_image(), "samples begin with noise alone"))},

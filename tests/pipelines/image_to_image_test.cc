@@ -85,7 +85,7 @@ TEST_F(ImageToImage, RefusesWhatCannotBegin) {
             "image: 2 images are given for 3"},
            {sd, {"image=/nowhere.png"}, 4, "/nowhere.png"},
            {sd, {"image=" + (t / "text.png")}, 4, t / "text.png"},
-           {wan, {photo, "height=32", "width=32", "num_frames=5"}, 2, "this model generates from noise alone"}}) {
+           {wan, {photo, "height=32", "width=32", "num_frames=5"}, 2, "image: an image is given; expected a video"}}) {
     const Outcome o = generate(r.folder, r.words);
     EXPECT_EQ(o.status, r.status) << r.words.back() << "\n" << o.err;
     EXPECT_TRUE(contains(o.err, r.message)) << r.message << "\n" << o.err;
@@ -275,6 +275,33 @@ TEST_F(ImageToImage, OfASampleEnlargedIsTheSecondOfTwo) {
               contains(read_file(t / "out/image_0.png"), "blue\nSteps: 4"));
 }
 
+TEST_F(ImageToImage, RefusesRefinersThatDoNotFit) {
+  const std::string photo = "image=" + (t / "photo.png"), sdxl = kGoldens + "pipelines/sdxl",
+                    refiner = "refiner=" + kGoldens + "refiner/refiner";
+  for (const auto& [folder, words, message] : std::vector<std::tuple<std::string, Words, std::string>>{
+           {sdxl, {refiner, photo}, "refiner is given with image or mask_image; expected one of them"},
+           {sdxl, {refiner, "hires_scale=2"}, "refiner is given with hires_scale; expected one of them"},
+           {sdxl, {refiner, "denoising_start=0.5"}, "refiner is given with denoising_start; expected one of them"},
+           {sd, {refiner}, "has latents of 4 channels, scaled by 0.13025; expected 4 and 0.18215"},
+           {sdxl, {"refiner=" + (t / "nowhere")}, "nowhere"},
+           {sd, {"denoising_start=0.5"}, "denoising_start is 0.5 without image; expected image=FILE too"},
+           {sd,
+            {photo, "denoising_start=0.9999", "scheduler=euler"},
+            "and so none of num_inference_steps=4 steps runs"},
+           {sd, {photo, "denoising_start=0.5", "denoising_end=0.4"}, "denoising_end 0.4; expected a smaller start"},
+           {sd, {photo, mask(37, 50, 0, 20), "denoising_start=0.5"}, "expected strength in its place"},
+           {sd, {photo, "denoising_start=0.5", "scheduler=heun"}, "which calls the model several times a step"},
+           {sd, {"denoising_end=0.0001"}, "denoising_end is 0.0001, and so no step runs"},
+           {sd, {"denoising_end=1"}, "denoising_end is `1`, expected"}}) {
+    const Outcome o = generate(folder, words);
+    EXPECT_NE(o.status, 0) << message;
+    EXPECT_TRUE(contains(o.err, message)) << o.err;
+  }
+  const Outcome o = generate(sdxl, {refiner, "height=16", "width=16"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(read_file(t / "out/image_sdxl_0.png"), ", Refiner: refiner, Refiner switch at: 0.8, Image: "));
+}
+
 TEST_F(ImageToImage, RefusesMasksThatMeanNothing) {
   write_file_atomic(t / "text.png", "no image");
   const std::string photo = "image=" + (t / "photo.png"), white = "mask_image=" + (t / "mask.png"),
@@ -306,7 +333,7 @@ TEST_F(ImageToImage, RefusesMasksThatMeanNothing) {
            {wan,
             {photo, white, "height=32", "width=32", "num_frames=5"},
             2,
-            "this model's media do not begin with an"}}) {
+            "image: an image is given; expected a video, as in image=clip.mp4"}}) {
     const Outcome o = generate(r.folder, r.words);
     EXPECT_EQ(o.status, r.status) << r.message << "\n" << o.err;
     EXPECT_TRUE(contains(o.err, r.message)) << r.message << "\n" << o.err;

@@ -25,6 +25,7 @@ const std::string kVideoGoldens = MD_SOURCE_DIR "/tests/golden/wan", kFlowGolden
                   kPromptGoldens = MD_SOURCE_DIR "/tests/golden/prompts",
                   kQwenImageGoldens = MD_SOURCE_DIR "/tests/golden/qwenimage",
                   kImageGoldens = MD_SOURCE_DIR "/tests/golden/image_to_image",
+                  kRefinerGoldens = MD_SOURCE_DIR "/tests/golden/refiner",
                   kGuidedGoldens = MD_SOURCE_DIR "/tests/golden/guided",
                   kQwenEditGoldens = MD_SOURCE_DIR "/tests/golden/qwenimage_edit",
                   kInversionGoldens = MD_SOURCE_DIR "/tests/golden/inversion",
@@ -58,7 +59,7 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const std::string& root :
        {kGoldens, kVideoGoldens, kFlowGoldens, kFlow2Goldens, kZImageGoldens, kQwenImageGoldens, kQwenEditGoldens,
-        kPromptGoldens, kImageGoldens, kGuidedGoldens, kInversionGoldens, kControlGoldens})
+        kPromptGoldens, kImageGoldens, kGuidedGoldens, kInversionGoldens, kControlGoldens, kRefinerGoldens})
     for (const auto& j : parse_json(read_file(root + "/cases.json")))
       all.push_back({root, j["name"], j["folder"], j.value("same_as", j["name"].get<std::string>()),
                      j.value("control", false), j["words"]});
@@ -82,7 +83,8 @@ class Pipeline : public testing::TestWithParam<Case> {
       words.push_back("controlnet_image=" + (t / "control.png"));
     }
     for (std::string word : c.words) {
-      if (word.starts_with("lora_") || word.starts_with("embeddings=") || word.starts_with("controlnet_model"))
+      if (word.starts_with("lora_") || word.starts_with("refiner=") || word.starts_with("embeddings=") ||
+          word.starts_with("controlnet_model"))
         for (size_t i = 0; (i = word.find("{}", i)) != std::string::npos;) word.replace(i, 2, c.root);
       if (word.find("image={}/") != std::string::npos)
         for (size_t i = 0; (i = word.find("{}/", i)) != std::string::npos;) {

@@ -195,7 +195,7 @@ TEST_F(Video, OfSizesThatTheModelCannotTakeIsRefusedWithTheNearest) {
            {{"num_frames=0"}, "num_frames is 0"},
            {{"height=40"}, "size 40x48 is not a multiple of 16, as this model needs; the nearest is 48x48"},
            {{"output_type=gif"}, "output_type is `gif`, expected one of: png, mp4, np, latent"},
-           {{"image=" + (t / "picture.png")}, "image, image_url, last_image: given; expected none"},
+           {{"image=" + (t / "picture.png")}, "image: an image is given; expected a video"},
            {{"last_image=" + (t / "picture.png")}, "last_image is given without image"}}) {
     write_png(t / "picture.png", HostArray(Shape{DType::u8, {8, 8, 3}}));
     const Outcome o = generate(words);

@@ -2,6 +2,7 @@
 other goldens.
 
 tests/golden/image_to_image/ gets
+  flux_fill/                a FLUX.1 folder whose transformer takes a mask and the masked image; written if it is absent
   inpainting/               a Stable Diffusion folder whose UNet takes a mask and the masked image; weights are bf16 numbers
   cases.json                name, folder (of another golden), and the words of the command that should give the same
   golden.safetensors        <case>.noise  the noise that the image gets, NCHW; <case>.latents; <case>.images
@@ -18,8 +19,8 @@ import sys
 
 import numpy
 import torch
-from diffusers import (Flux2KleinInpaintPipeline, FluxImg2ImgPipeline, FluxInpaintPipeline,
-                       QwenImageImg2ImgPipeline, QwenImageInpaintPipeline, StableDiffusionImg2ImgPipeline,
+from diffusers import (Flux2KleinInpaintPipeline, FluxFillPipeline, FluxImg2ImgPipeline, FluxInpaintPipeline,
+                       FluxTransformer2DModel, QwenImageImg2ImgPipeline, QwenImageInpaintPipeline, StableDiffusionImg2ImgPipeline,
                        StableDiffusionInpaintPipeline, StableDiffusionXLImg2ImgPipeline, StableDiffusionXLInpaintPipeline,
                        UNet2DConditionModel, ZImageImg2ImgPipeline, ZImageInpaintPipeline)
 from PIL import Image
@@ -28,16 +29,18 @@ from transformers import CLIPTextModel
 from flux_pipelines import kept_precision, record
 from flux2_pipelines import LAYERS
 from pipelines import CROSS_DOWN, CROSS_UP, randomize, scheduler_of
+import flux_pipelines
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "tests" / "golden"
 ROOT = GOLDEN / "image_to_image"
 FOLDERS = {"sd": "pipelines/sd", "sdxl": "pipelines/sdxl", "flux": "flux/dev", "z_image": "zimage/base",
-           "qwen_image": "qwenimage/base", "flux2": "flux2/base", "inpainting": "image_to_image/inpainting"}
+           "qwen_image": "qwenimage/base", "flux2": "flux2/base", "inpainting": "image_to_image/inpainting",
+           "flux_fill": "image_to_image/flux_fill"}
 PIPELINES = {"sd": StableDiffusionImg2ImgPipeline, "sdxl": StableDiffusionXLImg2ImgPipeline, "flux": FluxImg2ImgPipeline,
              "z_image": ZImageImg2ImgPipeline, "qwen_image": QwenImageImg2ImgPipeline}
 INPAINTING = {"sd": StableDiffusionInpaintPipeline, "sdxl": StableDiffusionXLInpaintPipeline, "flux": FluxInpaintPipeline,
               "z_image": ZImageInpaintPipeline, "qwen_image": QwenImageInpaintPipeline, "flux2": Flux2KleinInpaintPipeline,
-              "inpainting": StableDiffusionInpaintPipeline}
+              "inpainting": StableDiffusionInpaintPipeline, "flux_fill": FluxFillPipeline}
 DEFAULTS = {
     "sd": dict(num_inference_steps=8, guidance_scale=7.5, height=16, width=16),
     "sdxl": dict(num_inference_steps=8, guidance_scale=7.5, height=16, width=16),
@@ -53,6 +56,7 @@ def sampler(name, **extra):
 
 
 DEFAULTS["inpainting"] = DEFAULTS["sd"]
+DEFAULTS["flux_fill"] = dict(DEFAULTS["flux"], guidance_scale=30.0)
 DEFAULTS["flux2"] = dict(num_inference_steps=4, guidance_scale=2.0, height=48, width=32, text_encoder_out_layers=LAYERS)
 OWN = dict(height=None, width=None)  # the size of the image, rounded down
 # name: (folder, members of the scheduler's config, arguments of the pipeline, pictures too)
@@ -97,6 +101,8 @@ CASES = {
     "inpainting": ("inpainting", {}, dict(mask="mask"), True),
     "inpainting_weak": ("inpainting", sampler("EulerDiscrete"), dict(mask="mask", strength=0.5, negative_prompt="grey"),
                         False),
+    "flux_fill": ("flux_fill", {}, dict(mask="mask"), False),
+    "flux_fill_weak": ("flux_fill", {}, dict(mask="mask", strength=0.6, prompt=["red heart", "blue"], height=48), False),
 }
 
 
@@ -195,9 +201,9 @@ def main():
     def pipes(folder, masked):
         if (folder, bool(masked)) not in loaded:
             kind = (INPAINTING if masked else PIPELINES)[folder]
-            extra = {"unet": inpainting.unet} if folder == "inpainting" else {}
-            pipe = kind.from_pretrained(GOLDEN / (FOLDERS["sd"] if extra else FOLDERS[folder]), torch_dtype=torch.float32,
-                                        **extra)
+            extra = {"inpainting": {"unet": inpainting.unet}, "flux_fill": {"transformer": filling}}.get(folder, {})
+            base = FOLDERS["flux" if folder == "flux_fill" else "sd" if extra else folder]
+            pipe = kind.from_pretrained(GOLDEN / base, torch_dtype=torch.float32, **extra)
             if folder == "sdxl":  # its autoencoder has the dtype of the run
                 pipe.vae.register_to_config(force_upcast=False)
             loaded[folder, bool(masked)] = pipe
@@ -207,6 +213,12 @@ def main():
         in_channels=9, block_out_channels=[8, 16], down_block_types=[CROSS_DOWN, "DownBlock2D"],
         up_block_types=["UpBlock2D", CROSS_UP], layers_per_block=1, attention_head_dim=2, cross_attention_dim=16,
         norm_num_groups=4, sample_size=8), torch.Generator().manual_seed(31)))
+    filling = flux_pipelines.randomize(FluxTransformer2DModel(
+        num_attention_heads=2, attention_head_dim=8, axes_dims_rope=[2, 4, 2], in_channels=2 * 64 + 4 * 4, out_channels=64,
+        num_layers=2, num_single_layers=2, joint_attention_dim=12, pooled_projection_dim=16, guidance_embeds=True),
+        torch.Generator().manual_seed(37))
+    if not (ROOT / "flux_fill").exists():
+        flux_pipelines.save(pipes("flux_fill", True), ROOT / "flux_fill")
     record(ROOT, {"inpainting": inpainting}, CASES, lambda case, dtype: run(pipes, case, dtype), words_of, PICTURES)
 
 
