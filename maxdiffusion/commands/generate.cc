@@ -117,6 +117,7 @@ SampleRequest request_of(const GenerateItem& item, const Work& work, int64_t dev
   const SampleRequest& files = work.files;
   SampleRequest r = item.sampling.request;
   r.images = files.images, r.mask = files.mask, r.latents = files.latents;
+  for (const auto& [name, adapter] : files.adapters) r.adapters[name].image = adapter.image;
   r.controls.resize(files.controls.size());
   for (size_t i = 0; i < r.controls.size(); ++i) r.controls[i].image = files.controls[i].image;
   if (work.plan.as_reference && !r.num_images_per_prompt && r.prompt.size() == 1 && !r.latents)
@@ -185,7 +186,7 @@ void generate_with_one_pipeline(Items items, bool first, Work& work) {
         throw;
       }
   };
-  if (first) work.files = with_files({}, items[0].sampling.files, !plan.pipeline.controlnets.empty());
+  if (first) work.files = with_files({}, items[0].sampling.files, !plan.pipeline.controlnets.empty(), true);
   if (first && plan.items.size() > 1)
     of_each(plan.items, [&](const GenerateItem& item, const SampleRequest& request) {
       sample_options(request, family, pipeline.folder().scheduler_config(), item.sampling.batch, devices);
@@ -277,7 +278,7 @@ void generate_class_images(const TrainingRequest& r) {
   SamplingRequest sampling = r.sampling;
   sampling.files.latents.clear();
   if (!pipeline.family()->image_conditioning()) sampling.files.images.clear(), sampling.files.mask_image.clear();
-  SampleRequest request = with_files(sampling.request, sampling.files, !options.controlnets.empty());
+  SampleRequest request = with_files(sampling.request, sampling.files, !options.controlnets.empty(), true);
   request.prompt = {k.class_prompt};
   request.negative_prompt = {};
   request.num_inference_steps = 50;

@@ -61,13 +61,16 @@ HostArray read_latents(const std::string& path) try {
 
 }  // namespace
 
-SampleRequest with_files(SampleRequest r, const SampleFiles& files, bool control) {
+SampleRequest with_files(SampleRequest r, const SampleFiles& files, bool control, bool adapters) {
   r.controls.resize(control ? files.control_images.size() : 0);
   for (size_t i = 0; i < r.controls.size(); ++i) {
     const std::string& preprocessor = files.control_preprocessors.at(i);
     r.controls[i].image = image_at(files.control_images.at(i));
     if (preprocessor == "canny") r.controls[i].image = canny_edges(r.controls[i].image, 100, 200);
   }
+  if (!adapters) r.adapters.clear();
+  for (const auto& [name, image] : files.adapter_images)
+    if (adapters) r.adapters[name].image = image_at(image);
   if (!files.latents.empty()) r.latents = read_latents(files.latents);
   check(files.last_image.empty() || !files.images.empty(), Code::invalid_config, "last_image is given without image");
   for (const std::string& file : files.images) r.images.push_back(media_at(file));

@@ -30,8 +30,8 @@ GeneratePlan plan_generate(const GenerateRequest& request, const GenerateOptions
 /// Completes the options with the folder of the ControlNet that they name. Returns none if they name none and it is not
 /// `required`.
 PipelineOptions with_control_folder(PipelineOptions options, bool required = false);
-/// `request` with the contents of the files. `control`: also reads the ControlNet's image. Throws invalid_config, and
-/// io naming a file.
-SampleRequest with_files(SampleRequest request, const SampleFiles& files, bool control = false);
+/// `request` with the contents of the files. `control`: also reads the ControlNets' images, `adapters`: those of image
+/// adapters. Throws invalid_config, and io naming a file.
+SampleRequest with_files(SampleRequest request, const SampleFiles& files, bool control = false, bool adapters = false);
 
 }  // namespace md

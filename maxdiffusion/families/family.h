@@ -108,6 +108,22 @@ class ReferenceImages {
   static std::vector<MediaSize> sizes_of(const std::vector<HostArray>& images);
 };
 
+/// A model next to the denoiser that conditions samples on an image (IP-Adapter, T2I-Adapter). Immutable; thread safe.
+class ImageAdapter {
+ public:
+  virtual ~ImageAdapter() = default;
+
+  std::string name;                     // its component, and the key that names its file or folder: "ip_adapter"
+  std::vector<std::string> components;  // those that encode the image
+  std::string scale;                    // the conditioning field f32 [1] of the factor of what it adds
+
+  /// u8 [H, W, 3] → f32 [1, …], the input of encode. Throws invalid_config for sizes of samples that it does not
+  /// support.
+  virtual HostArray prepare(const HostArray& image, const MediaSize& size) const = 0;
+  /// Conditioning fields, [1, …]; `image` false: those of guidance's samples without conditioning.
+  virtual Conditioning encode(const Models& models, Tensor prepared, bool image) const = 0;
+};
+
 /// The models of one kind of model folder as functions. Immutable; thread safe.
 class Family {
  public:
@@ -129,6 +145,8 @@ class Family {
   virtual Conditioning prompt_cache(const Models&, const Conditioning&) const { return {}; }
   /// Null if samples cannot begin with images.
   virtual const ImageConditioning* image_conditioning() const { return nullptr; }
+  /// Those of the folder.
+  virtual std::vector<const ImageAdapter*> image_adapters() const { return {}; }
   /// Null if the family has no reference images.
   virtual const ReferenceImages* reference_images() const { return nullptr; }
   /// Throws invalid_config for media sizes that the models do not support, in addition to the checks of latent_dims.

@@ -15,6 +15,7 @@
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/model_folder/single_file.h"
 #include "maxdiffusion/model_folder/upscaler_file.h"
+#include "maxdiffusion/models/ip_adapter.h"
 #include "maxdiffusion/storage/local_cache.h"
 #include "maxdiffusion/storage/write.h"
 
@@ -60,14 +61,49 @@ void add_previewer(ModelFolder& folder, const std::string& tiny) {
             : fmt::format("{} and {}, as the model's autoencoder has them", coder.channels, coder.downscale));
 }
 
-ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const std::vector<std::string>& controlnets,
-                        const AddedModelKeys& added) {
+/// The only .safetensors file of a folder.
+std::string only_file(const std::string& folder) {
+  std::vector<std::string> files;
+  for (const auto& f : std::filesystem::directory_iterator(folder))
+    if (f.path().extension() == ".safetensors") files.push_back(f.path().string());
+  check(files.size() == 1, Code::io, "ip_adapter '{}': {} .safetensors files; expected one, or name the file", folder,
+        files.size());
+  return files[0];
+}
+
+void add_ip_adapter(ModelFolder& folder, const AdapterFiles& adapters) {
+  namespace fs = std::filesystem;
+  const std::string& name = adapters.ip_adapter;
+  check(exists(name), Code::io, "ip_adapter '{}': no such file or folder", name);
+  const std::string file = fs::is_directory(name) ? only_file(name) : name,
+                    next_to = (fs::path(file).parent_path() / "image_encoder").string();
+  folder.add_component("ip_adapter", file, ip_adapter_config(SafetensorsReader::open(file).tensors(), file));
+  const std::string encoder = !adapters.ip_adapter_image_encoder.empty() ? adapters.ip_adapter_image_encoder
+                              : fs::is_directory(next_to)                ? next_to
+                                                                         : "";
+  check(!encoder.empty() || folder.has("image_encoder"), Code::invalid_config,
+        "ip_adapter_image_encoder is empty, and there is no '{}'; expected the folder of the CLIP image encoder that "
+        "the adapter was trained with",
+        next_to);
+  if (encoder.empty()) return;
+  nlohmann::json config = parse_json_or_discard(read_file(encoder + "/config.json"));
+  check(config.is_object(), Code::io, "'{}/config.json' is not a JSON object", encoder);
+  config["_class_name"] =
+      config.value("architectures", std::vector<std::string>{"CLIPVisionModelWithProjection"}).at(0);
+  folder.add_component("image_encoder", encoder, dump_json(config, 2));
+}
+
+ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const OpenOptions& o) {
+  const std::vector<std::string>& controlnets = o.controlnets;
+  const AddedModelKeys& added = o.added;
   ModelFolder folder = ModelFolder::open(model, keys);
   for (size_t i = 0; i < controlnets.size(); ++i)
     if (std::filesystem::is_regular_file(controlnets[i]))
       folder.add_component(control_component(i), controlnets[i], control_config(folder, controlnets[i]));
     else
       folder.add_component(control_component(i), controlnets[i]);
+  if (!o.adapters.ip_adapter.empty()) add_ip_adapter(folder, o.adapters);
+  if (!o.adapters.t2i_adapter.empty()) folder.add_component("t2i_adapter", o.adapters.t2i_adapter);
   if (!keys.text_encoder_out_layers.empty()) folder.set_option("text_encoder_out_layers", keys.text_encoder_out_layers);
   take_autoencoders_config(folder, make_family(folder)->spec().autoencoder->component, keys.vae_file);
   if (!added.preview_autoencoder.empty()) add_previewer(folder, added.preview_autoencoder);
@@ -144,7 +180,7 @@ std::string model_on_this_machine(const std::string& location) {
 }
 
 OpenedModel open_model(const std::string& model, const ModelKeys& keys, const OpenOptions& o) {
-  ModelFolder folder = open_folder(model_on_this_machine(model), keys, o.controlnets, o.added);
+  ModelFolder folder = open_folder(model_on_this_machine(model), keys, o);
   std::shared_ptr<const Family> family = make_family(folder);
   check_kind(keys, folder, *family);
   const bool trains = o.purpose == Purpose::training;

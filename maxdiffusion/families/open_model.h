@@ -21,12 +21,18 @@ struct OpenedModel {
   std::shared_ptr<const Family> family;
   ModelWeights weights;
 };
+/// Files or folders of image adapters; empty: none.
+struct AdapterFiles {
+  std::string ip_adapter, ip_adapter_image_encoder;  // the latter empty: next to the first, or the model folder's
+  std::string t2i_adapter;
+};
 struct OpenOptions {
   Purpose purpose = Purpose::training;
   uint64_t seed = 0;                          // of random weights
   std::vector<std::string> controlnets = {};  // folders or files of ControlNets: components by control_component
   AddedModelKeys added = {};                  // become components of their keys' names
-  InversionKeys inversion = {};               // the word whose embeddings are trained; their values are the caller's
+  AdapterFiles adapters = {};
+  InversionKeys inversion = {};  // the word whose embeddings are trained; their values are the caller's
 };
 /// `model`: as in model_on_this_machine. `keys`: what else describes the folder, and files that replace or add to its
 /// weights. Throws io if files are missing or weights do not match their configs; invalid_config if the folder has no

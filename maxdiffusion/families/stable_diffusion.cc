@@ -3,13 +3,19 @@
 // model. Sources: Rombach et al. 2022; Podell et al. 2023 (SDXL), section 2; Zhang et al. 2023 (ControlNet); details as
 // in diffusers' pipelines of the same models.
 #include <fmt/format.h>
+#include <algorithm>
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/families/family.h"
+#include "maxdiffusion/media/image_processor.h"
+#include "maxdiffusion/media/resize.h"
 #include "maxdiffusion/models/clip_text.h"
+#include "maxdiffusion/models/clip_vision.h"
 #include "maxdiffusion/models/controlnet.h"
+#include "maxdiffusion/models/ip_adapter.h"
+#include "maxdiffusion/models/t2i_adapter.h"
 #include "maxdiffusion/models/unet2d.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
@@ -21,7 +27,9 @@ namespace {
 constexpr int64_t kScored = 5;
 constexpr const char *kUNet = "unet", *kVae = "vae", *kText = "text_encoder", *kText2 = "text_encoder_2",
                      *kPrompt = "prompt_embeds", *kPooled = "text_embeds", *kSizes = "time_ids",
-                     *kInpainting = "inpainting";
+                     *kInpainting = "inpainting", *kIpAdapter = "ip_adapter", *kT2iAdapter = "t2i_adapter",
+                     *kVision = "image_encoder", *kImageTokens = "image_tokens", *kImageScale = "image_scale",
+                     *kFeatureScale = "adapter_scale";
 
 /// Files keep transformers' names for OpenAI's text encoders, but not for OpenCLIP's.
 SingleFile single_file(bool two, bool open_clip, const nlohmann::json& scheduler) {
@@ -39,6 +47,101 @@ SingleFile single_file(bool two, bool open_clip, const nlohmann::json& scheduler
     f.extra_tensors["ztsnr"] = HostArray::of<float>({DType::f32, {}}, {&yes, 1});
   return f;
 }
+
+std::string feature_field(size_t i) { return fmt::format("adapter_feature_{}", i); }
+
+/// Paths of the attentions to the text in the order of IP-Adapter's files: down blocks, up blocks, the mid block.
+std::vector<std::string> cross_attentions(const UNetConfig& c) {
+  std::vector<std::string> all;
+  auto add = [&](const std::string& block, int64_t transformers, size_t level) {
+    for (int64_t i = 0; i < transformers; ++i)
+      for (int64_t k = 0; k < c.transformer_layers_per_block[level]; ++k)
+        all.push_back(fmt::format("{}.attentions.{}.transformer_blocks.{}.attn2", block, i, k));
+  };
+  const size_t levels = c.block_out_channels.size();
+  for (size_t level = 0; level < levels; ++level)
+    if (c.down_block_types[level] == "CrossAttnDownBlock2D")
+      add(fmt::format("down_blocks.{}", level), c.layers_per_block[level], level);
+  for (size_t i = 0; i < levels; ++i)
+    if (const size_t level = levels - 1 - i; c.up_block_types[i] == "CrossAttnUpBlock2D")
+      add(fmt::format("up_blocks.{}", i), c.layers_per_block[level] + 1, level);
+  if (c.mid_block_type == "UNetMidBlock2DCrossAttn") add("mid_block", 1, levels - 1);
+  return all;
+}
+
+class IpAdapter final : public ImageAdapter {
+ public:
+  explicit IpAdapter(const ModelFolder& folder)
+      : config(folder.config<IpAdapterConfig>(kIpAdapter)), vision_(folder.config<ClipVisionConfig>(kVision)) {
+    name = kIpAdapter, components = {kVision, kIpAdapter}, scale = kImageScale;
+    const auto& unet = folder.config<UNetConfig>("unet");
+    attentions = cross_attentions(unet);
+    check(config.layers.size() == attentions.size() && config.width == unet.cross_attention_dim.front(),
+          Code::invalid_config,
+          "ip_adapter: it is for {} attentions to texts of width {}; this UNet has {} of width {}: it is for another "
+          "model",
+          config.layers.size(), config.width, attentions.size(), unet.cross_attention_dim.front());
+    const int64_t width = config.plus ? vision_.hidden_size : vision_.projection_dim;
+    check(config.embed == width && (config.plus || vision_.with_projection), Code::invalid_config,
+          "ip_adapter: it takes {} features of an image; the image encoder gives {}: it is for another one; set "
+          "ip_adapter_image_encoder",
+          config.embed, width);
+  }
+
+  HostArray prepare(const HostArray& image, const MediaSize&) const override {
+    const ImageProcessor processor{.shortest_edge = vision_.image_size,
+                                   .crop = {vision_.image_size, vision_.image_size}};
+    const HostArray one = processor.apply(image);
+    return one.reshaped({1, vision_.image_size, vision_.image_size, vision_.num_channels});
+  }
+  Conditioning encode(const Models& models, Tensor prepared, bool image) const override {
+    if (!image && config.plus) prepared = prepared * 0.0;  // of the image encoder's input
+    const ClipVisionOutput y = clip_vision(models(kVision), vision_, prepared);
+    Tensor embedding = config.plus ? y.hidden_states.end()[-2] : y.image_embeds;
+    if (!image && !config.plus) embedding = embedding * 0.0;
+    return {{kImageTokens, cast(ip_adapter_tokens(models(kIpAdapter), config, embedding), DType::f32)}};
+  }
+
+  IpAdapterConfig config;
+  std::vector<std::string> attentions;  // paths, in the order of config.layers
+
+ private:
+  ClipVisionConfig vision_;
+};
+
+class T2iAdapter final : public ImageAdapter {
+ public:
+  explicit T2iAdapter(const ModelFolder& folder) : config_(folder.config<T2iAdapterConfig>(kT2iAdapter)) {
+    name = kT2iAdapter, components = {kT2iAdapter}, scale = kFeatureScale;
+    check(config_.in_channels == 3 || config_.in_channels == 1, Code::invalid_config,
+          "t2i_adapter: in_channels is {}; expected 3 or 1", config_.in_channels);
+  }
+  HostArray prepare(const HostArray& image, const MediaSize& size) const override {
+    const int64_t m = config_.multiple();
+    check(size.height % m == 0 && size.width % m == 0, Code::invalid_config,
+          "height and width are {}x{}; expected multiples of {} with this t2i_adapter", size.height, size.width, m);
+    const HostArray rgb = resize_rgb8(image, size.height, size.width, Filter::lanczos);
+    HostArray out(Shape{DType::f32, {1, size.height, size.width, config_.in_channels}});
+    auto to = out.mutable_view<float>().begin();
+    const auto v = rgb.view<uint8_t>();
+    for (size_t i = 0; i < v.size(); i += 3) {
+      if (config_.in_channels == 3)
+        for (size_t k = 0; k < 3; ++k) *to++ = static_cast<float>(v[i + k]) / 255;
+      else  // grey as Pillow's L
+        *to++ = static_cast<float>((v[i] * 19595 + v[i + 1] * 38470 + v[i + 2] * 7471 + 0x8000) >> 16) / 255;
+    }
+    return out;
+  }
+  Conditioning encode(const Models& models, Tensor prepared, bool) const override {
+    Conditioning out;
+    for (size_t i = 0; const Tensor& feature : t2i_adapter(models(kT2iAdapter), config_, prepared))
+      out[feature_field(i++)] = cast(feature, DType::f32);
+    return out;
+  }
+
+ private:
+  T2iAdapterConfig config_;
+};
 
 /// Paths of the first attention of every transformer block that attends to its own tokens.
 std::vector<std::string> self_attentions(const UNetConfig& c) {
@@ -144,6 +247,8 @@ class StableDiffusion final : public Family {
     }
     for (const std::string& component : spec().controlnets)
       controls_.push_back(folder.config<ControlNetConfig>(component));
+    if (folder.has(kIpAdapter)) ip_adapter_ = std::make_shared<const IpAdapter>(folder);
+    if (folder.has(kT2iAdapter)) t2i_adapter_ = std::make_shared<const T2iAdapter>(folder);
   }
 
   /// With size conditioning: the hidden states before the last layer of all encoders, concatenated along features, and
@@ -172,7 +277,7 @@ class StableDiffusion final : public Family {
                      const PredictOptions& options) const override {
     UNetInputs in{.sample = x, .timestep = t, .encoder_hidden_states = c.at(kPrompt), .freeu = options.freeu};
     if (micro()) in.text_embeds = c.at(kPooled), in.time_ids = c.at(kSizes);
-    in = with_controls(models, in, c);
+    in = with_adapters(models, with_controls(models, in, c), c);
     if (const std::string& field = spec().inpainting; !field.empty()) {
       check(c.contains(field), Code::invalid_config,
             "this UNet takes {} channels: it is an inpainting model, which takes a mask and the masked image; expected "
@@ -182,6 +287,13 @@ class StableDiffusion final : public Family {
       in.sample = concatenate({x, cast(c.at(field), x.dtype())}, -1);
     }
     return {unet2d(models(kUNet), unet_, in), {}};
+  }
+
+  std::vector<const ImageAdapter*> image_adapters() const override {
+    std::vector<const ImageAdapter*> all;
+    if (ip_adapter_) all.push_back(ip_adapter_.get());
+    if (t2i_adapter_) all.push_back(t2i_adapter_.get());
+    return all;
   }
 
   Conditioning extra_conditioning(Graph& g, int64_t batch, const SampleSettings& settings) const override {
@@ -222,11 +334,34 @@ class StableDiffusion final : public Family {
     }
     return out;
   }
+  /// The UNet's inputs with what adapters make of images.
+  UNetInputs with_adapters(const Models& models, const UNetInputs& in, const Conditioning& c) const {
+    UNetInputs out = in;
+    if (const auto tokens = c.find(kImageTokens); tokens != c.end() && ip_adapter_)
+      out.image_attention = [&models, adapter = ip_adapter_, tokens = tokens->second, scale = c.at(kImageScale)](
+                                const std::string& path, Tensor q) {
+        const auto found = std::ranges::find(adapter->attentions, path);
+        check(found != adapter->attentions.end(), Code::invalid_config,
+              "scan_layers is true; expected false with ip_adapter: its weights differ by layer");
+        const Tensor y = ip_adapter_attention(models(kIpAdapter), adapter->config,
+                                              static_cast<size_t>(found - adapter->attentions.begin()), q, tokens);
+        return y * cast(reshape(scale, {scale.dim(0), 1, 1, 1}), y.dtype());
+      };
+    for (size_t i = 0; t2i_adapter_; ++i) {
+      const auto feature = c.find(feature_field(i));
+      if (feature == c.end()) break;
+      const Tensor scale = c.at(kFeatureScale);
+      out.adapter_features.push_back(feature->second * reshape(scale, {scale.dim(0), 1, 1, 1}));
+    }
+    return out;
+  }
   bool micro() const { return unet_.addition_embed_type.has_value(); }
 
   UNetConfig unet_;
   std::vector<ClipTextConfig> texts_;
   std::vector<ControlNetConfig> controls_;
+  std::shared_ptr<const IpAdapter> ip_adapter_;
+  std::shared_ptr<const T2iAdapter> t2i_adapter_;
 };
 
 }  // namespace

@@ -8,9 +8,11 @@
 #include "maxdiffusion/models/flux2_vae.h"
 #include "maxdiffusion/models/flux_transformer.h"
 #include "maxdiffusion/models/flux_weight_names.h"
+#include "maxdiffusion/models/ip_adapter.h"
 #include "maxdiffusion/models/original_weight_names.h"
 #include "maxdiffusion/models/qwen_image_transformer.h"
 #include "maxdiffusion/models/rrdb_net.h"
+#include "maxdiffusion/models/t2i_adapter.h"
 #include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/models/tiny_vae.h"
 #include "maxdiffusion/models/wan_transformer.h"
@@ -31,6 +33,8 @@ std::vector<ModelClass>& classes() {
       model_class("CLIPTextModel", trace_clip_text, original_clip_text_names),
       model_class("CLIPTextModelWithProjection", trace_clip_text, original_clip_text_names),
       model_class("ControlNetModel", trace_controlnet, original_controlnet_names),
+      model_class("IPAdapter", trace_ip_adapter),
+      model_class("T2IAdapter", trace_t2i_adapter),
       model_class("T5EncoderModel", trace_t5_encoder, llama_t5_names),
       model_class("UMT5EncoderModel", trace_t5_encoder, llama_t5_names),
       model_class<Qwen3Config>("Qwen3Model", trace_decoder, causal_decoder_names),

@@ -24,7 +24,10 @@ Tensor transformer_block(const Scope& s, Tensor x, Tensor context, const Transfo
   const nn::MultiHeadOptions heads{.heads = o.heads, .upcast = o.upcast_attention};
   Tensor n = nn::layer_norm(s / "norm1", x, 1e-5);
   x = x + nn::multi_head_attention(s / "attn1", n, o.only_cross_attention ? context : n, heads);
-  x = x + nn::multi_head_attention(s / "attn2", nn::layer_norm(s / "norm2", x, 1e-5), context, heads);
+  const Scope cross = s / "attn2";
+  nn::MultiHeadOptions to_context = heads;
+  if (o.image_attention) to_context.also = [&](Tensor q) { return o.image_attention(cross.path(), q); };
+  x = x + nn::multi_head_attention(cross, nn::layer_norm(s / "norm2", x, 1e-5), context, to_context);
   return x + feed_forward(s / "ff", nn::layer_norm(s / "norm3", x, 1e-5));
 }
 

@@ -10,6 +10,8 @@ struct Transformer2DOptions {
   bool linear_projection = false;     // proj_in and proj_out over tokens, else 1×1 convolutions
   bool only_cross_attention = false;  // attn1 attends to the context too
   bool upcast_attention = false;
+  /// As MultiHeadOptions::also of the attention to the context at `path`.
+  std::function<Tensor(const std::string& path, Tensor q)> image_attention = {};
 };
 /// x: [B, H, W, C]   context: [B, L, D] → [B, H, W, C].
 Tensor transformer2d(const Scope& s, Tensor x, Tensor context, const Transformer2DOptions& o);

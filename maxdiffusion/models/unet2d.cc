@@ -15,9 +15,11 @@
 namespace md {
 namespace {
 
-/// Inputs of every block: the time embedding after its activation [B, T] and the text [B, L, D].
+/// Inputs of every block: the time embedding after its activation [B, T], the text [B, L, D], and attention to an
+/// image.
 struct Conditioning {
   Tensor temb, text;
+  std::function<Tensor(const std::string&, Tensor)> image_attention = {};
 };
 
 ResnetOptions resnet_options(const UNetConfig& c, int64_t out) {
@@ -42,7 +44,8 @@ Tensor local_attention(const Scope& s, Tensor x, const Conditioning& cond, const
                         .groups = c.norm_num_groups,
                         .linear_projection = c.use_linear_projection,
                         .only_cross_attention = c.only_cross_attention[level] && !mid,
-                        .upcast_attention = c.upcast_attention});
+                        .upcast_attention = c.upcast_attention,
+                        .image_attention = cond.image_attention});
 }
 
 /// [B, T] f32: the input of resnets, before its activation.
@@ -79,8 +82,18 @@ void add_residuals(std::vector<Tensor>& skips, const std::vector<Tensor>& residu
   for (size_t i = 0; i < skips.size(); ++i) skips[i] = skips[i] + cast(residuals[i], skips[i].dtype());
 }
 
-/// Appends the outputs of each resnet (with its attention) and each downsampler to `skips`.
-Tensor down_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioning& cond, std::vector<Tensor>& skips) {
+/// Appends the outputs of each resnet (with its attention) and each downsampler to `skips`. `features` are added in
+/// blocks with attention before the downsampler, in others after it, as in diffusers.
+Tensor down_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioning& cond, std::vector<Tensor>& skips,
+                 const std::vector<Tensor>& features) {
+  const auto add_feature = [&](size_t level) {
+    if (level >= features.size()) return;
+    check(features[level].dims() == h.dims(), Code::invalid_config,
+          "t2i_adapter: its features {} are {}; this UNet's are {}: it is for another model", level + 1,
+          to_string(features[level].shape()), to_string(h.shape()));
+    h = h + cast(features[level], h.dtype());
+    skips.back() = h;
+  };
   const size_t levels = c.block_out_channels.size();
   for (size_t level = 0; level < levels; ++level) {
     const Scope block = s / fmt::format("down_blocks.{}", level);
@@ -90,9 +103,12 @@ Tensor down_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioni
       if (attention) h = local_attention(block / "attentions" / i, h, cond, c, level);
       skips.push_back(h);
     }
-    if (level + 1 == levels) break;
-    h = downsample(block, h, c.downsample_padding, true);
-    skips.push_back(h);
+    if (attention) add_feature(level);
+    if (level + 1 < levels) {
+      h = downsample(block, h, c.downsample_padding, true);
+      skips.push_back(h);
+    }
+    if (!attention) add_feature(level);
   }
   return h;
 }
@@ -165,12 +181,15 @@ UNetFeatures unet2d_features(const Scope& s, const UNetConfig& c, const UNetInpu
   UNetFeatures f;
   f.temb = cast(nn::activation(c.act_fn, time_embedding(s, c, in)), s.dtype());
   f.text = cast(in.encoder_hidden_states, s.dtype());
-  const Conditioning cond{f.temb, f.text};
+  const Conditioning cond{f.temb, f.text, in.image_attention};
   Tensor h = annotated_conv(s / "conv_in", cast(in.sample, s.dtype()), {.out = c.block_out_channels[0]}, true);
   if (hint) h = h + cast(hint, h.dtype());
   f.skips = {h};
-  h = down_path(s, c, h, cond, f.skips);
+  h = down_path(s, c, h, cond, f.skips, in.adapter_features);
   f.mid = mid_path(s, c, h, cond);
+  if (const size_t down = c.block_out_channels.size();
+      in.adapter_features.size() > down && in.adapter_features[down].dims() == f.mid.dims())
+    f.mid = f.mid + cast(in.adapter_features[down], f.mid.dtype());
   return f;
 }
 
@@ -180,7 +199,7 @@ Tensor unet2d(const Scope& s, const UNetConfig& c, const UNetInputs& in) {
   add_residuals(f.skips, in.down_residuals);
   Tensor h = f.mid;
   if (in.mid_residual) h = h + cast(in.mid_residual, h.dtype());
-  h = up_path(s, c, h, {f.temb, f.text}, std::move(f.skips), in.freeu);
+  h = up_path(s, c, h, {f.temb, f.text, in.image_attention}, std::move(f.skips), in.freeu);
   h = cast(h, DType::f32);
   h = nn::group_norm(s / "conv_norm_out", h, c.norm_num_groups, c.norm_eps, c.act_fn);
   return annotated_conv(s / "conv_out", h, {.out = c.out_channels}, false);

@@ -5,6 +5,7 @@
 #include <nlohmann/json_fwd.hpp>
 
 #include <array>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -53,6 +54,10 @@ struct UNetInputs {
   /// FreeU (Si et al. 2023): s1, s2, b1, b2. At the first up block the lowest frequencies of skips are multiplied by s1
   /// and the first half of the other channels by b1, at the second by s2 and b2.
   std::optional<std::array<double, 4>> freeu = {};
+  /// Transformer2DOptions::image_attention of every attention to the text (IP-Adapter).
+  std::function<Tensor(const std::string& path, Tensor q)> image_attention = {};
+  /// Added at the end of each down block, in order, and to the mid block's output (T2I-Adapter), [B, h, w, C] each.
+  std::vector<Tensor> adapter_features = {};
   Tensor timestep_cond = {};  // [B, time_cond_proj_dim]   with time_cond_proj_dim (guidance embedding of LCM)
 };
 /// Results of the encoder half, which a ControlNet copies: skip connections and the output of the mid block.

@@ -64,6 +64,7 @@ Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const Mult
                                          : AttentionAxes{};
   const AttentionOptions options = attention_options(s, axes);
   Tensor y = cast(x == context ? self_attend(s, q, k, v, options) : cross_attend(q, k, v, options), x.dtype());
+  if (o.also) y = y + cast(o.also(q), y.dtype());
   y = constrain(reshape(y, x.dims()));
   return linear(s / "to_out.0", y, {.out = width, .in_axis = heads, .out_axis = embed});
 }

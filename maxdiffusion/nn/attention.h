@@ -19,7 +19,9 @@ Tensor cross_attend(Tensor q, Tensor k, Tensor v, const AttentionOptions& o);
 struct MultiHeadOptions {
   int64_t heads = 1;
   bool qkv_bias = false;
-  bool upcast = false;    // q and k in f32
+  bool upcast = false;  // q and k in f32
+  /// q [B, L, N, D] → [B, L, N, D], added to what the attention gives; empty: nothing.
+  std::function<Tensor(Tensor q)> also = {};
   bool annotated = true;  // logical axes on weights and activations; false: everything replicated
 };
 /// x: [B, L, C]   context: [B, Lk, D], or x for self attention → [B, L, C]. C must be divisible by the heads.

@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/version.h"
+#include "maxdiffusion/encoders/adapter_image.h"
 #include "maxdiffusion/encoders/image_conditioner.h"
 #include "maxdiffusion/families/loras.h"
 #include "maxdiffusion/media/image.h"
@@ -143,8 +144,9 @@ struct DiffusionPipeline::Impl {
   /// For models that the caller owns.
   explicit Impl(PipelineModels loaded) : models(std::move(loaded)), keep_loaded(true) {}
   Impl(const std::string& folder, const PipelineOptions& o, const Impl* shares_devices)
-      : opened(open_model(folder, o.model,
-                          {.purpose = Purpose::sampling, .controlnets = o.controlnets, .added = o.added})),
+      : opened(open_model(
+            folder, o.model,
+            {.purpose = Purpose::sampling, .controlnets = o.controlnets, .added = o.added, .adapters = o.adapters})),
         client(shares_devices ? shares_devices->client : open_client(o.hardware)),
         opened_devices(
             open_devices(client, o.hardware, o.mesh,
@@ -186,6 +188,10 @@ struct DiffusionPipeline::Impl {
   }
 
   HostArrays read(const ParamTable& params, const std::string& component) const {
+    // Two programs run parts of an adapter: one encodes its image, the other denoises.
+    for (const ImageAdapter* adapter : models.family->image_adapters())
+      if (adapter->name == component)
+        return component_weights(params, component, opened->weights.read(opened->folder.params(component), component));
     if (!loras.empty() && has_few_bits(params, component)) {  // LoRA is merged before quantizing
       const ParamTable plain = before_few_bits(params, component);
       HostArrays values = opened->weights.read(plain, component);
@@ -266,10 +272,21 @@ struct DiffusionPipeline::Impl {
     return_freed_memory();
   }
 
+  /// Throws invalid_config unless each adapter of the pipeline has an image, and each image an adapter.
+  void check_adapters(const SampleRequest& r) const {
+    const std::vector<const ImageAdapter*> known = models.family->image_adapters();
+    for (const ImageAdapter* a : known)
+      check(r.adapters.contains(a->name), Code::invalid_config, "{}_image is empty; expected an image for {}", a->name,
+            a->name);
+    for (const auto& [name, request] : r.adapters)
+      check(std::ranges::any_of(known, [&](const ImageAdapter* a) { return a->name == name; }), Code::invalid_config,
+            "{}_image is given; expected none, or {}=FILE, which this model's family takes", name, name);
+  }
   SampleOptions options(const SampleRequest& r) {
     SampleOptions o = sample_options(r, *models.family, models.scheduler_config, models.batch, models.devices.count());
     check_images(r, *models.family);
     if (opened) {
+      check_adapters(r);
       const size_t nets = models.family->spec().controlnets.size(), images = o.controls.size();
       check(images > 0 || nets == 0, Code::invalid_config,
             "controlnet_image is empty; expected an image for {} of controlnet_model_name_or_path",
@@ -341,6 +358,22 @@ struct DiffusionPipeline::Impl {
     for (HostArrays* half : {&prompts.positive, &prompts.negative})
       if (!half->empty()) half->insert(fields.begin(), fields.end());
     leave(autoencoder);
+  }
+
+  /// Adds the fields of adapters' images to the conditioning.
+  void encode_adapters(const SampleRequest& r, const SampleOptions& o, PromptConditioning& prompts) {
+    for (const ImageAdapter* adapter : models.family->image_adapters()) {
+      const AdapterRequest& its = r.adapters.at(adapter->name);
+      AdapterFields fields =
+          encode_adapter_image(models.devices, *adapter, models.weights, o.scope, o.compile, its.image, o.size);
+      const auto scale = static_cast<float>(its.scale);
+      for (const auto& [half, values] :
+           {std::pair{&prompts.positive, &fields.image}, {&prompts.negative, &fields.without}}) {
+        if (half->empty()) continue;
+        (*values)[adapter->scale] = HostArray::of<float>({DType::f32, {1, 1}}, {&scale, 1});
+        for (const auto& [name, a] : *values) (*half)[name] = repeat_rows(a, o.samples());
+      }
+    }
   }
 
   /// Generates samples, then enlarged samples that begin with them.
@@ -463,6 +496,7 @@ struct DiffusionPipeline::Impl {
     check_stop();
     PromptConditioning prompts = conditioning(r, o);
     encode_images(r, o, prompts);
+    encode_adapters(r, o, prompts);
     o.progress = [&](int64_t done, int64_t total) {
       check_stop();
       if (r.progress) r.progress(SampleStage::step, done, total);

@@ -27,6 +27,7 @@ struct PipelineOptions {
   ModelKeys model;  // revision, variant, files that replace weights, …; the folder's name is load()'s argument
   std::vector<std::string> controlnets;  // folders or files of ControlNets; empty: none
   AddedModelKeys added;                  // a tiny autoencoder for previews, an upscaler
+  AdapterFiles adapters;                 // of images: IP-Adapter, T2I-Adapter
   LoraKeys lora;                         // LoRA files that are merged into the weights
   HardwareKeys hardware;                 // hardware, plugin, cpu_device_count
   MeshConfig mesh;                       // arrangement of the devices

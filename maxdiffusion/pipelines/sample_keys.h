@@ -188,6 +188,32 @@ struct StepCacheKeys {
   void validate() const;
 };
 
+/// Keys of adapters to images.
+struct AdapterKeys {
+  std::string ip_adapter, ip_adapter_image, ip_adapter_image_encoder, t2i_adapter, t2i_adapter_image;
+  double ip_adapter_scale = 1, t2i_adapter_conditioning_scale = 1;
+  template <class V>
+  void visit(V&& v) {
+    v("ip_adapter", ip_adapter,
+      "file of an IP-Adapter, plain or plus, or the folder that holds it: samples follow ip_adapter_image as they do "
+      "the "
+      "prompt",
+      KeyPath::input);
+    v("ip_adapter_image", ip_adapter_image, "image of the IP-Adapter: a file, or an https:// address", KeyPath::input);
+    v("ip_adapter_scale", ip_adapter_scale, "weight of what the IP-Adapter adds; 0: nothing");
+    v("ip_adapter_image_encoder", ip_adapter_image_encoder,
+      "folder of the CLIP image encoder that the IP-Adapter was trained with; empty: image_encoder next to it, or the "
+      "model folder's",
+      KeyPath::input);
+    v("t2i_adapter", t2i_adapter, "folder of a T2I-Adapter: samples have the shapes of t2i_adapter_image",
+      KeyPath::input);
+    v("t2i_adapter_image", t2i_adapter_image, "image of the T2I-Adapter: a file, or an https:// address",
+      KeyPath::input);
+    v("t2i_adapter_conditioning_scale", t2i_adapter_conditioning_scale,
+      "weight of what the T2I-Adapter adds; 0: nothing");
+  }
+};
+
 /// Keys of ControlNets. Lists have an entry for each ControlNet, or one for all.
 struct ControlKeys {
   std::vector<std::string> controlnet_model_name_or_path, controlnet_image, controlnet_preprocessor;

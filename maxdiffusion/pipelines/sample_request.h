@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -32,6 +33,12 @@ struct ControlRequest {
   double start = 0, end = 1;  // range of steps with the ControlNet, as fractions
 };
 
+/// The image of an ImageAdapter.
+struct AdapterRequest {
+  HostArray image;   // u8 [H, W, 3] of any size
+  double scale = 1;  // of what the adapter adds
+};
+
 /// The fields of SampleKeys are the keys of the same names, with their meanings and defaults (`inspect keys`). The seed
 /// is sample_seed, or 0 if that is null.
 struct SampleRequest : SampleKeys {
@@ -39,6 +46,7 @@ struct SampleRequest : SampleKeys {
   SchedulerKeys scheduler;               // the sampler, instead of the model's
   StepCacheKeys cache;                   // predictions reused between steps
   std::vector<ControlRequest> controls;  // one for each ControlNet of the pipeline
+  std::map<std::string, AdapterRequest> adapters;  // by ImageAdapter::name: one for each of the pipeline's
   /// u8 [H, W, 3] of any size: first and last image of a video; reference images; or the images that samples begin with
   /// (begins_with_images), of models of videos u8 [F, H, W, 3]: one for all prompts, or one each.
   std::vector<HostArray> images;

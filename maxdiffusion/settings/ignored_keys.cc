@@ -232,7 +232,7 @@ const std::vector<Rule>& rules() {
                 "data_sharding"},
        RULE(unless(s.trains(), "only training reads it")), true},
       {Keys{"lora_files", "lora_scales", "lora_config", "enable_lora", "output_type", "vae_slicing"} +
-           of<ControlKeys>() + of<PromptKeys>() + of<AddedModelKeys>() + Keys{"preview_every"},
+           of<ControlKeys>() + of<AdapterKeys>() + of<PromptKeys>() + of<AddedModelKeys>() + Keys{"preview_every"},
        RULE(unless(s.generates(), "only generate reads it")), true},
       {(of<SampleFileKeys>() - sizes - Keys{"guidance_scale", "boundary_ratio"}) + of<StepCacheKeys>() +
            Keys{"scheduler", "sigma_schedule", "flow_shift", "time_shift", "base_shift", "max_shift",
@@ -426,6 +426,9 @@ const std::vector<Rule>& rules() {
       {{"vae_encode_chunk"},
        RULE(unless(!s.generates() || !s.c.sample.image.empty() || !s.c.sample.image_url.empty(), "no image is given"))},
       {{"wildcards_dir"}, unless_set("dynamic_prompts", "dynamic_prompts=false")},
+      {{"ip_adapter_image", "ip_adapter_scale", "ip_adapter_image_encoder"},
+       unless_set("ip_adapter", "ip_adapter is empty")},
+      {{"t2i_adapter_image", "t2i_adapter_conditioning_scale"}, unless_set("t2i_adapter", "t2i_adapter is empty")},
       {{"embedding_tokens"}, unless_set("embeddings", "embeddings is empty")},
       {{"mask_grow", "mask_blur"},
        RULE(unless(!s.c.sample.mask_image.empty() || !s.c.sample.outpaint.empty(), "there is no mask_image"))},

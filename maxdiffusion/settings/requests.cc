@@ -59,6 +59,7 @@ PipelineOptions pipeline_options(const RunConfig& c) {
   return {.model = c.model,
           .controlnets = split_at_commas(c.control.controlnet_model_name_or_path),
           .added = c.added_models,
+          .adapters = {c.adapters.ip_adapter, c.adapters.ip_adapter_image_encoder, c.adapters.t2i_adapter},
           .lora = c.lora,
           .hardware = c.hardware,
           .mesh = c.mesh,
@@ -220,9 +221,10 @@ GenerateRequest generate_request(const RunConfig& c) {
 }
 
 GenerateRequest serve_request(const RunConfig& c) {
-  for (const char* key : {"prompt", "prompt_2", "image", "image_url", "mask_image", "last_image", "latents",
-                          "only_image", "output_type", "prompt_file", "dynamic_prompts", "wildcards_dir",
-                          "controlnet_model_name_or_path", "controlnet_image", "sample_seed"})
+  for (const char* key :
+       {"prompt", "prompt_2", "image", "image_url", "mask_image", "last_image", "latents", "only_image", "output_type",
+        "prompt_file", "dynamic_prompts", "wildcards_dir", "controlnet_model_name_or_path", "controlnet_image",
+        "ip_adapter", "t2i_adapter", "sample_seed"})
     if (c.on_command_line.contains(key)) log_warning("{} is ignored: requests to the server give it, or cannot", key);
   GenerateRequest r{.search = run_search(c),
                     .pipeline = pipeline_options(c),
@@ -231,10 +233,12 @@ GenerateRequest serve_request(const RunConfig& c) {
                     .rules = KeyRules(c),
                     .lora_dir = c.prompts.lora_dir};
   r.pipeline.controlnets.clear();
+  r.pipeline.adapters = {};
   r.pipeline.keep_loaded = true;
   SampleRequest& defaults = r.items[0].sampling.request;
   defaults.prompt.clear(), defaults.prompt_2.clear();
   defaults.controls.clear();
+  defaults.adapters.clear();
   return r;
 }
 
@@ -282,11 +286,17 @@ SamplingRequest sampling_request(const RunConfig& c, const RunInfo& run) {
       "controlnet_preprocessor", c.control.controlnet_preprocessor, control_images.size(), std::string("none"));
   for (size_t i = 0; i < control_images.size(); ++i)
     r.controls.push_back(control_request(c.control, i, control_images.size()));
+  std::map<std::string, std::string> adapter_images;
+  for (const auto& [name, image, scale] :
+       {std::tuple{"ip_adapter", c.adapters.ip_adapter_image, c.adapters.ip_adapter_scale},
+        {"t2i_adapter", c.adapters.t2i_adapter_image, c.adapters.t2i_adapter_conditioning_scale}})
+    if (!image.empty()) adapter_images[name] = image, r.adapters[name].scale = scale;
   r.decode = k.output_type != "latent";
   return {.request = std::move(r),
           .files = {.latents = k.latents,
                     .last_image = k.last_image,
                     .mask_image = k.mask_image,
+                    .adapter_images = adapter_images,
                     .images = images_of(k),
                     .control_images = control_images,
                     .control_preprocessors = preprocessors},

@@ -2,6 +2,7 @@
 // RunConfig.
 #pragma once
 
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -50,6 +51,7 @@ struct ComponentsRequest {
 /// Files that complete a request: paths, or web addresses; empty: none.
 struct SampleFiles {
   std::string latents, last_image, mask_image = {};
+  std::map<std::string, std::string> adapter_images = {};                                 // by ImageAdapter::name
   std::vector<std::string> images = {}, control_images = {}, control_preprocessors = {};  // the last two: equally many
 };
 /// The keys of sampling as a request, with the run's sample_seed. If the command line sets the first prompt, a second

@@ -151,6 +151,7 @@ struct RunConfig : DataKeys, LearningKeys {
   MediaChunkKeys media_chunks;
   StepCacheKeys step_cache;
   ControlKeys control;
+  AdapterKeys adapters;
   AddedModelKeys added_models;
   CompileConfig compile;
   ReferenceKeys reference;
@@ -176,7 +177,7 @@ struct RunConfig : DataKeys, LearningKeys {
     f("DreamBooth", dreambooth);
     f("textual inversion", inversion);
     f("LoRA", lora);
-    f("samples", sample, prompts, scheduler, media_chunks, step_cache, control, added_models);
+    f("samples", sample, prompts, scheduler, media_chunks, step_cache, control, adapters, added_models);
     f("without effect", reference);
   }
   template <class V>

@@ -303,6 +303,8 @@ const Words kMagCache = {"use_magcache=true",   "num_inference_steps=4", "guidan
                          "retention_ratio=0.1", "magcache_thresh=1",     "mag_ratios_base=1,1,1,1,1,1,1,1"};
 const Words kI2v = {"pretrained_model_name_or_path={goldens}/wan/i2v", "max_sequence_length=512"};
 const Words kInversion = {"placeholder_token=<new>", "initializer_token=red"};
+const Words kIpAdapter = {"ip_adapter={goldens}/adapters/sd_ip", "ip_adapter_image={world}/images/0.png"};
+const Words kT2iAdapter = {"t2i_adapter={goldens}/adapters/sd_t2i", "t2i_adapter_image={world}/images/0.png"};
 const Words kControl = {"controlnet_model_name_or_path={goldens}/pipelines/controlnet",
                         "controlnet_image={world}/images/0.png"};
 const Words kMasked = {"image={world}/images/0.png", "mask_image={world}/images/1.png"};
@@ -747,6 +749,13 @@ const std::vector<Row>& rows() {
        "{goldens}/pipelines/controlnet",
        Kind::generate,
        {"controlnet_image={world}/images/0.png"}},
+      {"ip_adapter", "{goldens}/adapters/sd_ip", Kind::generate, {"ip_adapter_image={world}/images/0.png"}},
+      {"ip_adapter_image", "{world}/images/1.png", Kind::generate, kIpAdapter},
+      {"ip_adapter_scale", "0.5", Kind::generate, kIpAdapter},
+      {"ip_adapter_image_encoder", "{goldens}/adapters/sdxl_ip/image_encoder", Kind::generate, kIpAdapter},
+      {"t2i_adapter", "{goldens}/adapters/sd_t2i", Kind::generate, {"t2i_adapter_image={world}/images/0.png"}},
+      {"t2i_adapter_image", "{world}/images/1.png", Kind::generate, kT2iAdapter},
+      {"t2i_adapter_conditioning_scale", "0.5", Kind::generate, kT2iAdapter},
       {"controlnet_image", "{world}/images/1.png", Kind::generate, kControl},
       {"controlnet_preprocessor", "canny", Kind::generate, kControl},
       {"controlnet_conditioning_scale", "0.5", Kind::generate, kControl},

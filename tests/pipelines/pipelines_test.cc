@@ -29,7 +29,8 @@ const std::string kVideoGoldens = MD_SOURCE_DIR "/tests/golden/wan", kFlowGolden
                   kGuidedGoldens = MD_SOURCE_DIR "/tests/golden/guided",
                   kQwenEditGoldens = MD_SOURCE_DIR "/tests/golden/qwenimage_edit",
                   kInversionGoldens = MD_SOURCE_DIR "/tests/golden/inversion",
-                  kControlGoldens = MD_SOURCE_DIR "/tests/golden/controls";
+                  kControlGoldens = MD_SOURCE_DIR "/tests/golden/controls",
+                  kAdapterGoldens = MD_SOURCE_DIR "/tests/golden/adapters";
 
 /// The goldens in a folder.
 const SafetensorsReader& golden(const std::string& root) {
@@ -57,9 +58,9 @@ void PrintTo(const Case& c, std::ostream* os) { *os << c.name; }
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const std::string& root :
-       {kGoldens, kVideoGoldens, kFlowGoldens, kFlow2Goldens, kZImageGoldens, kQwenImageGoldens, kQwenEditGoldens,
-        kPromptGoldens, kImageGoldens, kGuidedGoldens, kInversionGoldens, kControlGoldens, kRefinerGoldens})
+  for (const std::string& root : {kGoldens, kVideoGoldens, kFlowGoldens, kFlow2Goldens, kZImageGoldens,
+                                  kQwenImageGoldens, kQwenEditGoldens, kPromptGoldens, kImageGoldens, kGuidedGoldens,
+                                  kInversionGoldens, kControlGoldens, kRefinerGoldens, kAdapterGoldens})
     for (const auto& j : parse_json(read_file(root + "/cases.json")))
       all.push_back({root, j["name"], j["folder"], j.value("same_as", j["name"].get<std::string>()),
                      j.value("control", false), j["words"]});
@@ -84,7 +85,7 @@ class Pipeline : public testing::TestWithParam<Case> {
     }
     for (std::string word : c.words) {
       if (word.starts_with("lora_") || word.starts_with("refiner=") || word.starts_with("embeddings=") ||
-          word.starts_with("controlnet_model"))
+          word.starts_with("controlnet_model") || word.starts_with("ip_adapter=") || word.starts_with("t2i_adapter="))
         for (size_t i = 0; (i = word.find("{}", i)) != std::string::npos;) word.replace(i, 2, c.root);
       if (word.find("image={}/") != std::string::npos)
         for (size_t i = 0; (i = word.find("{}/", i)) != std::string::npos;) {
