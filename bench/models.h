@@ -19,16 +19,21 @@ namespace md {
 /// The models of the bench as one folder of SDXL's kind.
 inline std::shared_ptr<const Family> make_bench_family(const std::string& unet) {
   auto text = [](const char* file) { return read_file(std::string(MD_SOURCE_DIR "/bench/models/") + file); };
-  const std::string clip = R"({"max_position_embeddings": 77, "architectures": ["CLIPTextModel"]})";
+  nlohmann::json clip = {{"max_position_embeddings", 77}, {"architectures", nlohmann::json::array({"CLIPTextModel"})}};
+  const std::string unet_config = unet.empty() ? text("unet.json") : read_file(unet), first = clip.dump();
+  const nlohmann::json parsed = parse_json(unet_config);
+  if (const nlohmann::json inputs = parsed.value("projection_class_embeddings_input_dim", nlohmann::json());
+      inputs.is_number())
+    clip["projection_dim"] = inputs.get<int64_t>() - 6 * parsed.at("addition_time_embed_dim").get<int64_t>();
   return make_family(ModelFolder::from_texts({
       {"model_index.json", R"({"_class_name": "StableDiffusionXLPipeline", "scheduler": ["", "DDPMScheduler"],
         "unet": ["", "UNet2DConditionModel"], "vae": ["", "AutoencoderKL"],
         "text_encoder": ["", "CLIPTextModel"], "text_encoder_2": ["", "CLIPTextModelWithProjection"]})"},
       {"scheduler/scheduler_config.json", "{}"},
-      {"unet/config.json", unet.empty() ? text("unet.json") : read_file(unet)},
+      {"unet/config.json", unet_config},
       {"vae/config.json", text("vae.json")},
-      {"text_encoder/config.json", clip},
-      {"text_encoder_2/config.json", clip},
+      {"text_encoder/config.json", first},
+      {"text_encoder_2/config.json", clip.dump()},
   }));
 }
 

@@ -43,16 +43,16 @@ SampleProgress logged(const SampleRequest& request, const Family& family) {
           bar = std::shared_ptr<ProgressBar>()](SampleStage stage, int64_t done, int64_t total) mutable {
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     switch (stage) {
-      case SampleStage::encoded: return log_info("{} encoded after {:.1f} s", counted(total, "prompt"), seconds);
+      case SampleStage::encoded: return log_info("{} encoded after {:.2f} s", counted(total, "prompt"), seconds);
       case SampleStage::step:
         if (steps && !bar) bar = std::make_shared<ProgressBar>("denoising", total);
         if (steps && done > 0) bar->update(done, "");
         return;
       case SampleStage::denoised:
         if (bar) bar->finish();
-        return log_info("{} of {}x{} denoised after {:.1f} s", counted(total, videos ? "video" : "image"), size.height,
+        return log_info("{} of {}x{} denoised after {:.2f} s", counted(total, videos ? "video" : "image"), size.height,
                         size.width, seconds);
-      case SampleStage::decoded: return log_info("decoded after {:.1f} s", seconds);
+      case SampleStage::decoded: return log_info("decoded after {:.2f} s", seconds);
     }
   };
 }

@@ -89,7 +89,7 @@ int64_t TextEncoder::bytes_on_devices() const {
 
 std::map<std::string, HostArrays> TextEncoder::weights() const {
   const FamilySpec& spec = family_->spec();
-  Graph g(devices_.graph_options(&devices_.rules()));
+  Graph g;  // never compiled: it names the weights
   ParamTable params;
   const Models models = [&](const std::string& component) { return Scope(g, params, component, scope_); };
   // If the family always has images, with one, so that the weights of its encoder are in the table.

@@ -145,8 +145,6 @@ class Family {
   virtual Conditioning prompt_cache(const Models&, const Conditioning&) const { return {}; }
   /// Null if samples cannot begin with images.
   virtual const ImageConditioning* image_conditioning() const { return nullptr; }
-  /// Those of the folder.
-  virtual std::vector<const ImageAdapter*> image_adapters() const { return {}; }
   /// Null if the family has no reference images.
   virtual const ReferenceImages* reference_images() const { return nullptr; }
   /// Throws invalid_config for media sizes that the models do not support, in addition to the checks of latent_dims.

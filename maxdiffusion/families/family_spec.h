@@ -17,6 +17,8 @@
 
 namespace md {
 
+class ImageAdapter;  // family.h
+
 /// A named array of one sample.
 struct Field {
   std::string name;
@@ -120,7 +122,8 @@ struct FamilySpec {
   int64_t block_count = 0;
   /// Components of ControlNets, each with an image (control_image_field) and a weight in each step.
   std::vector<std::string> controlnets = {};
-  bool has_freeu = false;       // the denoiser reads PredictOptions::freeu
+  std::vector<std::shared_ptr<const ImageAdapter>> image_adapters = {};  // those of the folder
+  bool has_freeu = false;                                                // the denoiser reads PredictOptions::freeu
   std::string axis_rules = {};  // default of logical_axis_rules; empty: AxisRules::defaults()
   LoraSpec lora = {};
   SingleFile single_file = {};

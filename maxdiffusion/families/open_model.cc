@@ -88,8 +88,9 @@ void add_ip_adapter(ModelFolder& folder, const AdapterFiles& adapters) {
   if (encoder.empty()) return;
   nlohmann::json config = parse_json_or_discard(read_file(encoder + "/config.json"));
   check(config.is_object(), Code::io, "'{}/config.json' is not a JSON object", encoder);
-  config["_class_name"] =
-      config.value("architectures", std::vector<std::string>{"CLIPVisionModelWithProjection"}).at(0);
+  const auto names = config.find("architectures");
+  const bool named = names != config.end() && names->is_array() && !names->empty() && names->front().is_string();
+  config["_class_name"] = named ? names->front().get<std::string>() : "CLIPVisionModelWithProjection";
   folder.add_component("image_encoder", encoder, dump_json(config, 2));
 }
 
@@ -147,6 +148,10 @@ void set_placeholders(ModelFolder& folder, const Family& family, const LearnedEm
 std::map<std::string, int32_t> initial_tokens(const Family& family, const InversionKeys& keys) {
   check(keys.placeholder_token.find_first_of("{}|\\ \t\n") == std::string::npos, Code::invalid_config,
         "placeholder_token is '{}'; expected a word without blanks, braces and |, as in <cat-toy>",
+        keys.placeholder_token);
+  check(!keys.initializer_token.empty(), Code::invalid_config,
+        "placeholder_token is '{}' without initializer_token; expected the word whose embeddings it starts with, as in "
+        "toy",
         keys.placeholder_token);
   std::map<std::string, int32_t> ids;
   for (const TextEncoderSpec& e : family.spec().text_encoders) {

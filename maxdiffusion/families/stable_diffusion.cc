@@ -234,6 +234,8 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
   if (unet.in_channels == with_image) spec.inpainting = kInpainting;
   while (folder.has(control_component(spec.controlnets.size())))
     spec.controlnets.push_back(control_component(spec.controlnets.size()));
+  if (folder.has(kIpAdapter)) spec.image_adapters.push_back(std::make_shared<const IpAdapter>(folder));
+  if (folder.has(kT2iAdapter)) spec.image_adapters.push_back(std::make_shared<const T2iAdapter>(folder));
   return spec;
 }
 
@@ -247,8 +249,8 @@ class StableDiffusion final : public Family {
     }
     for (const std::string& component : spec().controlnets)
       controls_.push_back(folder.config<ControlNetConfig>(component));
-    if (folder.has(kIpAdapter)) ip_adapter_ = std::make_shared<const IpAdapter>(folder);
-    if (folder.has(kT2iAdapter)) t2i_adapter_ = std::make_shared<const T2iAdapter>(folder);
+    for (const auto& adapter : spec().image_adapters)
+      if (adapter->name == kIpAdapter) ip_adapter_ = std::static_pointer_cast<const IpAdapter>(adapter);
   }
 
   /// With size conditioning: the hidden states before the last layer of all encoders, concatenated along features, and
@@ -287,13 +289,6 @@ class StableDiffusion final : public Family {
       in.sample = concatenate({x, cast(c.at(field), x.dtype())}, -1);
     }
     return {unet2d(models(kUNet), unet_, in), {}};
-  }
-
-  std::vector<const ImageAdapter*> image_adapters() const override {
-    std::vector<const ImageAdapter*> all;
-    if (ip_adapter_) all.push_back(ip_adapter_.get());
-    if (t2i_adapter_) all.push_back(t2i_adapter_.get());
-    return all;
   }
 
   Conditioning extra_conditioning(Graph& g, int64_t batch, const SampleSettings& settings) const override {
@@ -347,7 +342,7 @@ class StableDiffusion final : public Family {
                                               static_cast<size_t>(found - adapter->attentions.begin()), q, tokens);
         return y * cast(reshape(scale, {scale.dim(0), 1, 1, 1}), y.dtype());
       };
-    for (size_t i = 0; t2i_adapter_; ++i) {
+    for (size_t i = 0;; ++i) {  // of a T2I-Adapter
       const auto feature = c.find(feature_field(i));
       if (feature == c.end()) break;
       const Tensor scale = c.at(kFeatureScale);
@@ -361,7 +356,6 @@ class StableDiffusion final : public Family {
   std::vector<ClipTextConfig> texts_;
   std::vector<ControlNetConfig> controls_;
   std::shared_ptr<const IpAdapter> ip_adapter_;
-  std::shared_ptr<const T2iAdapter> t2i_adapter_;
 };
 
 }  // namespace

@@ -189,7 +189,7 @@ struct DiffusionPipeline::Impl {
 
   HostArrays read(const ParamTable& params, const std::string& component) const {
     // Two programs run parts of an adapter: one encodes its image, the other denoises.
-    for (const ImageAdapter* adapter : models.family->image_adapters())
+    for (const auto& adapter : models.family->spec().image_adapters)
       if (adapter->name == component)
         return component_weights(params, component, opened->weights.read(opened->folder.params(component), component));
     if (!loras.empty() && has_few_bits(params, component)) {  // LoRA is merged before quantizing
@@ -274,12 +274,12 @@ struct DiffusionPipeline::Impl {
 
   /// Throws invalid_config unless each adapter of the pipeline has an image, and each image an adapter.
   void check_adapters(const SampleRequest& r) const {
-    const std::vector<const ImageAdapter*> known = models.family->image_adapters();
-    for (const ImageAdapter* a : known)
+    const auto& known = models.family->spec().image_adapters;
+    for (const auto& a : known)
       check(r.adapters.contains(a->name), Code::invalid_config, "{}_image is empty; expected an image for {}", a->name,
             a->name);
     for (const auto& [name, request] : r.adapters)
-      check(std::ranges::any_of(known, [&](const ImageAdapter* a) { return a->name == name; }), Code::invalid_config,
+      check(std::ranges::any_of(known, [&](const auto& a) { return a->name == name; }), Code::invalid_config,
             "{}_image is given; expected none, or {}=FILE, which this model's family takes", name, name);
   }
   SampleOptions options(const SampleRequest& r) {
@@ -362,7 +362,7 @@ struct DiffusionPipeline::Impl {
 
   /// Adds the fields of adapters' images to the conditioning.
   void encode_adapters(const SampleRequest& r, const SampleOptions& o, PromptConditioning& prompts) {
-    for (const ImageAdapter* adapter : models.family->image_adapters()) {
+    for (const auto& adapter : models.family->spec().image_adapters) {
       const AdapterRequest& its = r.adapters.at(adapter->name);
       AdapterFields fields =
           encode_adapter_image(models.devices, *adapter, models.weights, o.scope, o.compile, its.image, o.size);

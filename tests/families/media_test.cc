@@ -63,7 +63,8 @@ TEST(Videos, InChunksGiveWhatTheyGiveWhole) {
   const Devices one = Devices::open(), two = Devices::open("cpu", 2);
   // One device uses our kernels, two use the compiler's code. This decoder of four channels amplifies f32 rounding:
   // compared with f64 the compiler's code has an error of 6e-6, our kernels 8e-6, and 1.5e-5 if oneDNN has only AVX2.
-  const double rounding = processor().wide_vectors ? 1e-5 : 2e-5;
+  // At worst both add up; 1.3e-5 was seen with avx512_core_bf16.
+  const double rounding = processor().wide_vectors ? 1.4e-5 : 2.1e-5;
   HostArray moments, decoded;
   for (const Devices* devices : {&one, &two}) {
     MediaAutoencoder whole = coder(*devices, {.encode = 0, .decode = 0});

@@ -73,7 +73,9 @@ TEST(Member, DISABLED_WaitsForOneMore) {
 }
 
 std::string member(const std::string& name, const std::string& environment) {
-  return "env " + environment + " " + std::filesystem::read_symlink("/proc/self/exe").string() +
+  // Not as a shard of this program's tests.
+  return "env -u GTEST_TOTAL_SHARDS -u GTEST_SHARD_INDEX " + environment + " " +
+         std::filesystem::read_symlink("/proc/self/exe").string() +
          " --gtest_also_run_disabled_tests --gtest_filter=Member.DISABLED_" + name;
 }
 

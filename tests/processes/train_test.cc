@@ -374,7 +374,8 @@ TEST_F(JointTrainingWithABucketAlone, EndsAfterAKillAsARunWithASharedFolder) {
   EXPECT_EQ(losses("alone_in_bucket"), metric("shared_folder"));
   EXPECT_EQ(losses("alone_in_bucket").size(), 6u);
   // Only process 0 compiles the step, unless it is cached, and sends the program to the others.
-  EXPECT_EQ(read_file(t / "compiled").find("1 module @train_unet"), std::string::npos) << read_file(t / "compiled");
+  const std::string compiled = fs::exists(t / "compiled") ? read_file(t / "compiled") : "";
+  EXPECT_EQ(compiled.find("1 module @train_unet"), std::string::npos) << compiled;
 }
 
 using ProcessesTrainWithABucketAlone = BucketAlone;
