@@ -14,7 +14,7 @@ namespace {
 class Layers {
  public:
   Layers(const Scope& s, const TinyVaeConfig& c) : s_(s / "layers"), c_(c) {}
-  Tensor conv(Tensor x, nn::Conv2dOptions o) { return annotated_conv(s_ / next_++, x, o, false); }
+  Tensor conv(Tensor x, const nn::Conv2dOptions& o) { return annotated_conv(s_ / next_++, x, o, false); }
   /// A layer without parameters.
   void skip() { ++next_; }
   /// Three convolutions with a residual.

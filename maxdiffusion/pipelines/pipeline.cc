@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "maxdiffusion/base/host_array_rows.h"
@@ -278,9 +279,11 @@ struct DiffusionPipeline::Impl {
     for (const auto& a : known)
       check(r.adapters.contains(a->name), Code::invalid_config, "{}_image is empty; expected an image for {}", a->name,
             a->name);
-    for (const auto& [name, request] : r.adapters)
+    for (const auto& its : r.adapters) {
+      const std::string& name = its.first;
       check(std::ranges::any_of(known, [&](const auto& a) { return a->name == name; }), Code::invalid_config,
             "{}_image is given; expected none, or {}=FILE, which this model's family takes", name, name);
+    }
   }
   SampleOptions options(const SampleRequest& r) {
     SampleOptions o = sample_options(r, *models.family, models.scheduler_config, models.batch, models.devices.count());
@@ -416,7 +419,7 @@ struct DiffusionPipeline::Impl {
     const auto side = [&](size_t axis) {
       const int64_t pixels = first.latents.dims()[axis] * coder.downscale,
                     multiple = coder.downscale * models.family->spec().patch;
-      return static_cast<int64_t>(static_cast<double>(pixels) * r.hires_scale + 0.5) / multiple * multiple;
+      return std::llround(static_cast<double>(pixels) * r.hires_scale) / multiple * multiple;
     };
     large.height = side(1), large.width = side(2);
     if (of_latents)
@@ -439,9 +442,7 @@ struct DiffusionPipeline::Impl {
   HostArray upscaled(const HostArray& media, const SampleRequest& r) {
     HostArray out;
     const int64_t n = media.dims()[0];
-    const auto side = [&](size_t axis) {
-      return static_cast<int64_t>(static_cast<double>(media.dims()[axis]) * r.upscale + 0.5);
-    };
+    const auto side = [&](size_t axis) { return std::llround(static_cast<double>(media.dims()[axis]) * r.upscale); };
     for (int64_t i = 0; i < n; ++i)
       add_rows(out, n, i, pixels_of(enlarged_image(image_of_batch(media, i), side(1), side(2), "", r.upscaler_tile)));
     leave(upscaler);
