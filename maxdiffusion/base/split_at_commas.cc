@@ -1,5 +1,7 @@
 #include "maxdiffusion/base/split_at_commas.h"
 
+#include "maxdiffusion/base/files.h"
+
 #include <algorithm>
 
 namespace md {
@@ -16,6 +18,10 @@ std::vector<std::string> split_at_commas(const std::vector<std::string>& texts) 
       begin = comma + 1;
     }
   return out;
+}
+
+std::vector<std::string> split_paths(const std::vector<std::string>& texts) {
+  return texts.size() == 1 && exists(texts[0]) ? texts : split_at_commas(texts);
 }
 
 }  // namespace md

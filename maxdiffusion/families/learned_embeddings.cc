@@ -182,10 +182,7 @@ std::vector<std::string> inversion_captions(const std::string& property, const s
 
 LearnedEmbeddings read_learned_embeddings(const ModelKeys& keys, const Family& family, const std::string& folder) {
   const size_t encoders = encoders_of(family.spec()).size();
-  const std::vector<std::string> files = keys.embeddings.size() == 1 && exists(keys.embeddings[0])
-                                             ? keys.embeddings  // its name may contain commas
-                                             : split_at_commas(keys.embeddings),
-                                 words = split_at_commas(keys.embedding_tokens);
+  const std::vector<std::string> files = split_paths(keys.embeddings), words = split_at_commas(keys.embedding_tokens);
   check(encoders > 0 || (files.empty() && keys.embeddings_dir.empty()), Code::invalid_config,
         "embeddings or embeddings_dir is given; expected none: this model's text encoders take no learned embeddings");
   check(words.empty() || words.size() == files.size(), Code::invalid_config,

@@ -107,11 +107,7 @@ XLA_FFI_DEFINE_HANDLER(
     ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().RemainingArgs().Ret<ffi::Buffer<ffi::F32>>().Attr<double>("max_value"));
 
 XLA_FFI_DEFINE_HANDLER(kAdamw, adamw_kernel,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::Buffer<ffi::F32>>()
-                           .RemainingArgs()
-                           .RemainingRets()
+                       update_binding()
                            .Attr<double>("b1")
                            .Attr<double>("b2")
                            .Attr<double>("eps")

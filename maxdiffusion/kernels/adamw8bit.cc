@@ -155,11 +155,7 @@ ffi::Error adamw8bit_kernel(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rates, f
 }
 
 XLA_FFI_DEFINE_HANDLER(kAdamw8bit, adamw8bit_kernel,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::Buffer<ffi::F32>>()
-                           .RemainingArgs()
-                           .RemainingRets()
+                       update_binding()
                            .Attr<double>("b1")
                            .Attr<double>("b2")
                            .Attr<double>("eps")

@@ -44,11 +44,7 @@ ffi::Error lion_kernel(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rates, ffi::R
 }
 
 XLA_FFI_DEFINE_HANDLER(kLion, lion_kernel,
-                       ffi::Ffi::Bind()
-                           .Ctx<ffi::ThreadPool>()
-                           .Arg<ffi::Buffer<ffi::F32>>()
-                           .RemainingArgs()
-                           .RemainingRets()
+                       update_binding()
                            .Attr<double>("b1")
                            .Attr<double>("b2")
                            .Attr<double>("weight_decay")

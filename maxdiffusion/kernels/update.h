@@ -24,6 +24,11 @@ MD_VECTORIZED inline void move_averages(float keep, const float* __restrict p, f
   for (int64_t i = 0; i < n; ++i) averages[i] = p[i] + (averages[i] - p[i]) * keep;
 }
 
+/// What the kernel of an update takes before its attributes: the thread pool, rates f32, and lists of arrays.
+inline auto update_binding() {
+  return ffi::Ffi::Bind().Ctx<ffi::ThreadPool>().Arg<ffi::Buffer<ffi::F32>>().RemainingArgs().RemainingRets();
+}
+
 /// Splits the arguments into `count` lists of equal length: gradients, then the arrays that are updated in place as
 /// results.
 inline ffi::ErrorOr<std::vector<Arrays>> lists_of(const ffi::RemainingArgs& args, const ffi::RemainingRets& rets,

@@ -1,7 +1,6 @@
 #include "maxdiffusion/settings/requests.h"
 
 #include <algorithm>
-#include <filesystem>
 #include <tuple>
 #include <utility>
 
@@ -74,8 +73,7 @@ PipelineOptions pipeline_options(const RunConfig& c) {
 
 std::vector<std::string> images_of(const SampleFileKeys& k) {
   if (k.image.empty() && !k.image_url.empty()) return {k.image_url};
-  if (k.image.size() == 1 && std::filesystem::exists(k.image[0])) return k.image;  // its name may contain commas
-  return split_at_commas(k.image);
+  return split_paths(k.image);
 }
 
 std::optional<SamplePlan> samples_of(const RunConfig& c, const SamplingRequest& sampling) {
@@ -254,11 +252,6 @@ std::vector<T> for_each_control(const char* key, std::vector<T> values, size_t n
   return values;
 }
 
-std::vector<std::string> control_images_of(const ControlKeys& k) {
-  if (k.controlnet_image.size() == 1 && std::filesystem::exists(k.controlnet_image[0])) return k.controlnet_image;
-  return split_at_commas(k.controlnet_image);
-}
-
 ControlRequest control_request(const ControlKeys& k, size_t i, size_t n) {
   return {.scale = for_each_control("controlnet_conditioning_scale", k.controlnet_conditioning_scale, n, 1.0)[i],
           .start = for_each_control("control_guidance_start", k.control_guidance_start, n, 0.0)[i],
@@ -281,7 +274,7 @@ SamplingRequest sampling_request(const RunConfig& c, const RunInfo& run) {
   r.resolution = c.images.resolution;
   r.scheduler = c.scheduler;
   r.cache = c.step_cache;
-  const std::vector<std::string> control_images = control_images_of(c.control);
+  const std::vector<std::string> control_images = split_paths(c.control.controlnet_image);
   const std::vector<std::string> preprocessors = for_each_control(
       "controlnet_preprocessor", c.control.controlnet_preprocessor, control_images.size(), std::string("none"));
   for (size_t i = 0; i < control_images.size(); ++i)
