@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/dynamic_map.h"
 #include "maxdiffusion/base/trace.h"
+#include "maxdiffusion/kernels/eight_bit_codes.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/parallel.h"
 #include "maxdiffusion/kernels/update.h"
@@ -17,80 +18,44 @@ namespace {
 struct EightBitStep {
   float b1, b2, eps, weight_decay, max_value, lr, correction1, correction2, scale;
 };
-/// New moments of a block, and the largest value of each.
+/// Moments of a block, and the largest value of each.
 struct BlockMoments {
   float m[kScaleBlock], v[kScaleBlock], largest_m, largest_v;
 };
 
-MD_VECTORIZED void move_block(const EightBitStep& s, const float* __restrict map_m, const float* __restrict map_v,
-                              const float* __restrict g, float* __restrict p, const uint8_t* __restrict codes_m,
-                              const uint8_t* __restrict codes_v, float scale_m, float scale_v,
-                              BlockMoments& __restrict out, int64_t n) {
-  const float b1 = s.b1, b2 = s.b2, new1 = 1 - s.b1, new2 = 1 - s.b2, by1 = 1 / s.correction1, by2 = 1 / s.correction2,
-              eps = s.eps, decay = s.weight_decay, max_value = s.max_value, factor = s.scale, lr = s.lr;
+MD_VECTORIZED void move_block(const EightBitStep& s, const float* __restrict g, float* __restrict p, float scale_m,
+                              float scale_v, BlockMoments& __restrict block, int64_t n) {
+  const float b1 = s.b1 * scale_m, b2 = s.b2 * scale_v, new1 = 1 - s.b1, new2 = 1 - s.b2, by1 = 1 / s.correction1,
+              by2 = 1 / s.correction2, eps = s.eps, decay = s.weight_decay, max_value = s.max_value, factor = s.scale,
+              lr = s.lr;
   float largest_m = 0, largest_v = 0;
 #pragma omp simd reduction(max : largest_m, largest_v)
   for (int64_t i = 0; i < n; ++i) {
     const float grad = limited(g[i], max_value) * factor;
-    const float m = map_m[codes_m[i]] * scale_m * b1 + grad * new1;
-    const float v = map_v[codes_v[i]] * scale_v * b2 + grad * grad * new2;
+    const float m = block.m[i] * b1 + grad * new1;
+    const float v = block.v[i] * b2 + grad * grad * new2;
     const float old = p[i];
     p[i] = old - (m * by1 / (std::sqrt(v * by2) + eps) + old * decay) * lr;
-    out.m[i] = m;
-    out.v[i] = v;
+    block.m[i] = m;
+    block.v[i] = v;
     const float magnitude = std::fabs(m);
     largest_m = magnitude > largest_m ? magnitude : largest_m;
     largest_v = v > largest_v ? v : largest_v;
   }
-  out.largest_m = largest_m;
-  out.largest_v = largest_v;
+  block.largest_m = largest_m;
+  block.largest_v = largest_v;
 }
 
-/// Thresholds for the search of the nearest code.
-struct Levels {
-  float above[kDecades], inverse[kDecades], count[kDecades], least, last;
-};
-constexpr Levels levels(bool with_sign) {
-  Levels l{};
-  for (int d = 0; d < kDecades; ++d) {
-    const Decade here = decade(d, with_sign);
-    l.above[d] = d == 0 ? 0.0f : static_cast<float>((decade(d - 1, with_sign).last() + here.first()) / 2);
-    l.inverse[d] = static_cast<float>(1 / here.size);
-    l.count[d] = static_cast<float>(here.count);
+/// Reads a block into the cache while the ones before it are computed.
+void prefetch(const float* g, const float* p, const uint8_t* codes_m, const uint8_t* codes_v) {
+  constexpr int64_t kLine = 64;  // bytes
+  for (int64_t i = 0; i < kScaleBlock; i += kLine / 4) {
+    __builtin_prefetch(g + i);
+    __builtin_prefetch(p + i, 1);
   }
-  l.least = static_cast<float>(decade(0, with_sign).first() / 2);
-  l.last = static_cast<float>((decade(kDecades - 1, with_sign).last() + 1) / 2);
-  return l;
-}
-constexpr Levels kWithSign = levels(true), kWithoutSign = levels(false);
-
-/// Index of the nearest positive number of the map for a magnitude, from 1; 0 if 0 is nearer. Not for the number 1.
-[[gnu::always_inline]] inline float place(const Levels& l, float a) {
-  float inverse = l.inverse[0], count = l.count[0];
-#pragma GCC unroll 7
-  for (int d = 1; d < kDecades; ++d) {
-    inverse = a > l.above[d] ? l.inverse[d] : inverse;
-    count = a > l.above[d] ? l.count[d] : count;
-  }
-  const float part = std::floor((a * inverse - 0.1f) * (1 / 0.9f) * count);
-  const float within = std::max(std::min(part, count - 1), 0.0f);
-  return a > l.least ? within + count + (1 - l.count[0]) : 0.0f;
-}
-
-MD_VECTORIZED void encode_with_sign(const float* __restrict x, float by, uint8_t* __restrict codes, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const float value = x[i] / by, a = std::fabs(value), at = place(kWithSign, a);
-    const float up = a > kWithSign.last ? 128.0f : at;
-    codes[i] = static_cast<uint8_t>(static_cast<int32_t>(value < 0 ? 127 - at : 127 + up));
-  }
-}
-
-MD_VECTORIZED void encode_without_sign(const float* __restrict x, float by, uint8_t* __restrict codes, int64_t n) {
-#pragma omp simd
-  for (int64_t i = 0; i < n; ++i) {
-    const float a = x[i] / by;
-    codes[i] = static_cast<uint8_t>(static_cast<int32_t>(a > kWithoutSign.last ? 255.0f : place(kWithoutSign, a)));
+  for (int64_t i = 0; i < kScaleBlock; i += kLine) {
+    __builtin_prefetch(codes_m + i, 1);
+    __builtin_prefetch(codes_v + i, 1);
   }
 }
 
@@ -132,7 +97,6 @@ ffi::Error adamw8bit_kernel(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rates, f
       for (int64_t from = 0; from < blocks[a]; from += kTogether)
         ranges.push_back({a, layer, from, std::min(from + kTogether, blocks[a])});
   }
-  const float *map_m = dynamic_map(true).data(), *map_v = dynamic_map(false).data();
   parallel_for(pool, static_cast<int64_t>(ranges.size()), [&](int64_t i) {
     const BlockRange& range = ranges[static_cast<size_t>(i)];
     const auto numbers = [&](size_t list) { return static_cast<float*>((*lists)[list].data[range.array]); };
@@ -143,11 +107,17 @@ ffi::Error adamw8bit_kernel(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rates, f
       const int64_t at = range.layer * size + block * kScaleBlock, of = range.layer * blocks[range.array] + block;
       const int64_t length = std::min(kScaleBlock, size - block * kScaleBlock);
       float *scale_m = numbers(4) + of, *scale_v = numbers(5) + of;
-      move_block(step, map_m, map_v, numbers(0) + at, numbers(1) + at, codes(2) + at, codes(3) + at, *scale_m, *scale_v,
-                 moments, length);
+      constexpr int64_t kAhead = 2;  // blocks
+      if (block + kAhead < range.to) {
+        const int64_t ahead = at + kAhead * kScaleBlock;
+        prefetch(numbers(0) + ahead, numbers(1) + ahead, codes(2) + ahead, codes(3) + ahead);
+      }
+      decode(true, codes(2) + at, moments.m, length);
+      decode(false, codes(3) + at, moments.v, length);
+      move_block(step, numbers(0) + at, numbers(1) + at, *scale_m, *scale_v, moments, length);
       *scale_m = moments.largest_m, *scale_v = moments.largest_v;
-      encode_with_sign(moments.m, *scale_m > 0 ? *scale_m : 1, codes(2) + at, length);
-      encode_without_sign(moments.v, *scale_v > 0 ? *scale_v : 1, codes(3) + at, length);
+      encode(true, moments.m, inverse_scale(*scale_m), codes(2) + at, length);
+      encode(false, moments.v, inverse_scale(*scale_v), codes(3) + at, length);
       if (count > 6) move_averages(r[5], numbers(1) + at, numbers(6) + at, length);
     }
   });

@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "maxdiffusion/autodiff/checkpoint.h"
+#include "maxdiffusion/base/dynamic_map.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/half.h"
 #include "maxdiffusion/base/host_array_rows.h"
@@ -41,28 +42,6 @@ constexpr std::array<float, 16> kNf4 = {-1.0F,
                                         0.5626170039176941F,
                                         0.7229568362236023F,
                                         1.0F};
-
-/// 256 numbers in ascending order: seven decades up to 1 of either sign, each with twice as many numbers as the one
-/// below; 0 and 1.
-const std::array<float, 256>& dynamic_map() {
-  static const std::array<float, 256> map = [] {
-    constexpr int kDecades = 7;
-    std::vector<float> all = {0, 1};
-    for (int i = 0; i < kDecades; ++i) {
-      const int n = 1 << i;
-      for (int k = 0; k < n; ++k) {
-        const double middle = 0.1 + 0.9 * (k + 0.5) / n;
-        for (const double sign : {1.0, -1.0})
-          all.push_back(static_cast<float>(sign * std::pow(10.0, i - kDecades + 1) * middle));
-      }
-    }
-    std::ranges::sort(all);
-    std::array<float, 256> out{};
-    std::ranges::copy(all, out.begin());
-    return out;
-  }();
-  return map;
-}
 
 template <size_t n>
 size_t nearest_of(const std::array<float, n>& map, float v) {
@@ -157,7 +136,7 @@ std::vector<HostArray> normal_floats(const HostArray& matrix) {
     nested[b] = most;
     const float inverse = most > 0 ? 1 / most : 0;
     for (size_t i = first; i < end; ++i)
-      codes[i] = static_cast<uint8_t>(nearest_of(dynamic_map(), (largest[i] - mean) * inverse));
+      codes[i] = static_cast<uint8_t>(nearest_of(dynamic_map(true), (largest[i] - mean) * inverse));
   }
   out[3].mutable_view<float>()[0] = mean;
   return out;
@@ -166,7 +145,7 @@ std::vector<HostArray> normal_floats(const HostArray& matrix) {
 Tensor widened_nf4(const Dims& dims, const std::vector<Tensor>& a) {
   const int64_t blocks = dims[0] * dims[1] / kBlock;
   Graph& g = a[0].graph();
-  const HostArray map = HostArray::of<float>({DType::f32, {256}}, dynamic_map());
+  const HostArray map = HostArray::of<float>({DType::f32, {256}}, dynamic_map(true));
   Tensor largest = take(constant(g, map), cast(a[1], DType::s32));
   const int64_t nested = a[2].dim(0);
   Tensor by = reshape(broadcast_to(reshape(a[2], {nested, 1}), {nested, kNestedBlock}), {nested * kNestedBlock});
@@ -251,8 +230,8 @@ HostArray widened(FewBitsType type, const std::vector<HostArray>& a) {
   for (size_t i = 0; i < y.size(); ++i) {
     const size_t block = i / kBlock;
     const auto byte = std::to_integer<size_t>(a[0].data()[i / 2]);
-    y[i] =
-        kNf4[i % 2 == 0 ? byte >> 4 : byte & 15] * (dynamic_map()[codes[block]] * nested[block / kNestedBlock] + mean);
+    y[i] = kNf4[i % 2 == 0 ? byte >> 4 : byte & 15] *
+           (dynamic_map(true)[codes[block]] * nested[block / kNestedBlock] + mean);
   }
   return out;
 }

@@ -20,23 +20,17 @@ Tensor out_of_blocks(Tensor blocks, int64_t layers, const Dims& dims) {
 
 /// The codes of numbers in [-1, 1], s32.
 Tensor nearest(Tensor x, bool with_sign) {
-  const Tensor a = abs(x);
-  const Decade lowest = decade(0, with_sign), highest = decade(kDecades - 1, with_sign);
-  // The decade: its lower bound is the midpoint between its first number and the last one of the decade below.
-  Tensor inverse = full_like(a, 1 / lowest.size), count = full_like(a, lowest.count);
-  for (int d = 1; d < kDecades; ++d) {
-    const Decade below = decade(d - 1, with_sign), here = decade(d, with_sign);
-    const Tensor is_here = gt(a, scalar_like(a, (below.last() + here.first()) / 2));
-    inverse = where(is_here, scalar_like(a, 1 / here.size), inverse);
-    count = where(is_here, scalar_like(a, here.count), count);
+  const RankLines lines = rank_lines(with_sign);
+  const Tensor a = abs(x), is_one = gt(x, scalar_like(x, lines.to_one));
+  Tensor rank;
+  for (int i = 0; i < RankLines::kCount; ++i) {
+    const Tensor next = a * lines.slope[i] + lines.offset[i];
+    rank = rank ? minimum(rank, next) : next;
   }
-  const Tensor part = floor((a * inverse - 0.1) * (1 / 0.9) * count);
-  const Tensor within = maximum(minimum(part, count - 1.0), scalar_like(a, 0));
-  Tensor rank = within + count + (1.0 - lowest.count);  // among the positive numbers, from 1
-  rank = where(gt(a, scalar_like(a, lowest.first() / 2)), rank, scalar_like(a, 0));
-  const double last = (highest.last() + 1) / 2;
-  if (!with_sign) return cast(where(gt(a, scalar_like(a, last)), scalar_like(a, 255), rank), DType::s32);
-  const Tensor above = where(gt(a, scalar_like(a, last)), scalar_like(a, 128), rank);
+  rank = floor(rank);
+  if (!with_sign) return cast(where(is_one, scalar_like(x, 255), rank), DType::s32);
+  rank = minimum(rank, scalar_like(rank, 127));
+  const Tensor above = where(is_one, scalar_like(x, 128), rank);
   return cast(where(lt(x, scalar_like(x, 0)), 127.0 - rank, above + 127.0), DType::s32);
 }
 
@@ -44,8 +38,8 @@ Tensor nearest(Tensor x, bool with_sign) {
 
 EightBits in_eight_bits(Tensor x, int64_t layers, bool with_sign) {
   const Tensor blocks = in_blocks(x, layers), largest = max(abs(blocks), {2}, true);
-  const Tensor divisor = where(gt(largest, scalar_like(largest, 0)), largest, scalar_like(largest, 1));
-  const Tensor codes = cast(nearest(blocks / divisor, with_sign), DType::u8);
+  const Tensor inverse = where(gt(largest, scalar_like(largest, kLeastScale)), 1.0 / largest, scalar_like(largest, 0));
+  const Tensor codes = cast(nearest(blocks * inverse, with_sign), DType::u8);
   return {out_of_blocks(codes, layers, x.dims()), squeeze(largest, 2)};
 }
 
