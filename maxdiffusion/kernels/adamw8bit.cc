@@ -46,19 +46,6 @@ MD_VECTORIZED void move_block(const EightBitStep& s, const float* __restrict g, 
   block.largest_v = largest_v;
 }
 
-/// Reads a block into the cache while the ones before it are computed.
-void prefetch(const float* g, const float* p, const uint8_t* codes_m, const uint8_t* codes_v) {
-  constexpr int64_t kLine = 64;  // bytes
-  for (int64_t i = 0; i < kScaleBlock; i += kLine / 4) {
-    __builtin_prefetch(g + i);
-    __builtin_prefetch(p + i, 1);
-  }
-  for (int64_t i = 0; i < kScaleBlock; i += kLine) {
-    __builtin_prefetch(codes_m + i, 1);
-    __builtin_prefetch(codes_v + i, 1);
-  }
-}
-
 /// Blocks of one parameter's layer, processed by one thread.
 struct BlockRange {
   size_t array;
@@ -110,7 +97,12 @@ ffi::Error adamw8bit_kernel(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> rates, f
       constexpr int64_t kAhead = 2;  // blocks
       if (block + kAhead < range.to) {
         const int64_t ahead = at + kAhead * kScaleBlock;
-        prefetch(numbers(0) + ahead, numbers(1) + ahead, codes(2) + ahead, codes(3) + ahead);
+        prefetch(numbers(0) + ahead, kScaleBlock);
+        prefetch(numbers(1) + ahead, kScaleBlock);
+        for (int64_t i = 0; i < kScaleBlock; i += 64) {
+          __builtin_prefetch(codes(2) + ahead + i, 1);
+          __builtin_prefetch(codes(3) + ahead + i, 1);
+        }
       }
       decode(true, codes(2) + at, moments.m, length);
       decode(false, codes(3) + at, moments.v, length);

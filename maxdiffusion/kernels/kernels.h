@@ -48,6 +48,29 @@ inline constexpr const char* kAdamw8bitKernel = "md_adamw8bit";
 ///   attributes b1, b2, weight_decay, max_value (f64; max_value ≤ 0: no limit), averages (i64: 1 if present)
 inline constexpr const char* kLionKernel = "md_lion";
 
+/// Adafactor over n parameters at once, in place.
+///   operands  f32[6]: learning rate, decay of second moments, what is added of new ones, factor on the gradients, 0 to
+///             change nothing, the decay of moving averages; then n gradients, n parameters, n means of rows and n of
+///             columns (not `factored`: n second moments), n first moments if b1 ≥ 0, n moving averages or none, f32
+///   results   all lists except the gradients
+///   attributes eps, least_size (of weights that steps are relative to), clip_threshold, b1, weight_decay, max_value
+///             (f64; max_value ≤ 0: no limit), relative (i1: steps are relative to weights), factored (i1: second
+///             moments of the last two dims are means), layers (i64[n]: layers of each parameter, along dim 0),
+///             averages (i64: 1 if present)
+/// Of this and the next: bit-identical for any number of threads.
+inline constexpr const char* kAdafactorKernel = "md_adafactor";
+
+/// CAME over n parameters at once, in place.
+///   operands  f32[4]: learning rate, factor on the gradients, 0 to change nothing, the decay of moving averages; then
+///   n
+///             gradients, n parameters, n first moments, n means of rows and n of columns of squares, the same of
+///             instabilities (not `factored`: n second moments), n moving averages or none, f32
+///   results   all lists except the gradients
+///   attributes b1, b2, b3, eps, eps_unstable, clip_threshold, weight_decay, max_value (f64); factored, layers,
+///   averages
+///             as above
+inline constexpr const char* kCameKernel = "md_came";
+
 /// Sums of n arrays over all processes of a job (processes/processes.h), in place. Collective.
 ///   operands  n arrays, f32
 ///   results   n sums, times `scale`: bit-identical in every process

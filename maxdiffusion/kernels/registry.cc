@@ -7,6 +7,8 @@ void* sum_of_squares_handler();
 void* adamw_handler();
 void* adamw8bit_handler();
 void* lion_handler();
+void* adafactor_handler();
+void* came_handler();
 void* convolution_handler();
 void* convolution_input_grad_handler();
 void* convolution_weight_grad_handler();
@@ -30,6 +32,8 @@ const std::vector<Kernel>& cpu_kernels() {
                                               {kAdamwKernel, adamw_handler()},
                                               {kAdamw8bitKernel, adamw8bit_handler()},
                                               {kLionKernel, lion_handler()},
+                                              {kAdafactorKernel, adafactor_handler()},
+                                              {kCameKernel, came_handler()},
                                               {kConvolutionKernel, convolution_handler()},
                                               {kConvolutionInputGradKernel, convolution_input_grad_handler()},
                                               {kConvolutionWeightGradKernel, convolution_weight_grad_handler()},

@@ -4,7 +4,9 @@
 #include <fmt/format.h>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/optim/factored.h"
 #include "maxdiffusion/optim/optimizer_entry.h"
 
@@ -49,11 +51,8 @@ class Adafactor final : public Optimizer {
   bool has_own_rate() const override { return a_.relative_step; }
 
   UpdateRule rule(const StepScalars& s) const override {
-    const Tensor n = s.updates + 1.0;
-    const Tensor added = pow(n, scalar_like(n, a_.decay_rate)), decay = 1.0 - added;
-    Tensor rate = s.learning_rate;
-    if (a_.relative_step) rate = rate * minimum(a_.warmup_init ? n * 1e-6 : scalar_like(n, 1e-2), rsqrt(n));
-    return [=, a = a_](const ParamState& p) {
+    const auto [rate, decay, added] = rates(s);
+    return [=, a = a_, rate = rate, decay = decay, added = added](const ParamState& p) {
       Tensor size = rate;
       if (a.scale_parameter) {
         const Tensor of_weights = root_mean_square(p, p.value);
@@ -81,9 +80,40 @@ class Adafactor final : public Optimizer {
     };
   }
 
+  std::vector<FusedCall> fused(const StepScalars& s, double max_value, Tensor factor) const override {
+    const auto [rate, decay, added] = rates(s);
+    FusedCall factored{
+        .kernel = kAdafactorKernel,
+        .config = fmt::format("eps = {:.17e} : f64, least_size = {:.17e} : f64, clip_threshold = {:.17e} : f64, "
+                              "b1 = {:.17e} : f64, weight_decay = {:.17e} : f64, max_value = {:.17e} : f64, "
+                              "relative = {}, averages = {} : i64",
+                              a_.eps[0], a_.eps[1], a_.clip_threshold, a_.beta1.value_or(-1), a_.weight_decay,
+                              max_value, a_.scale_parameter, s.keep ? 1 : 0),
+        .scalars = stack({rate, decay, added, factor, cast(s.applied, DType::f32),
+                          s.keep ? s.keep : scalar_like(s.learning_rate, 1.0)},
+                         0),
+        .slots = {0, 1},
+        .layers = true,
+        .whole = true};
+    FusedCall whole = factored;
+    whole.slots = {2};
+    if (a_.beta1) factored.slots.push_back(3), whole.slots.push_back(3);
+    return by_rank(factored, whole);
+  }
+
   std::string full_name() const override { return called("transformers.optimization.Adafactor", as_arguments(a_)); }
 
  private:
+  struct Rates {
+    Tensor rate, decay, added;
+  };
+  Rates rates(const StepScalars& s) const {
+    const Tensor n = s.updates + 1.0, added = pow(n, scalar_like(n, a_.decay_rate));
+    Tensor rate = s.learning_rate;
+    if (a_.relative_step) rate = rate * minimum(a_.warmup_init ? n * 1e-6 : scalar_like(n, 1e-2), rsqrt(n));
+    return {rate, 1.0 - added, added};
+  }
+
   AdafactorArgs a_;
 };
 

@@ -42,17 +42,8 @@ class Adamw final : public Optimizer {
     };
   }
 
-  /// XLA's own code takes tens of seconds to compile for a UNet's thousand parameters.
-  std::optional<FusedCall> fused(const StepScalars& s, double max_value, Tensor factor) const override {
-    return FusedCall{
-        .kernel = kAdamwKernel,
-        .config = fmt::format("b1 = {:.17e} : f64, b2 = {:.17e} : f64, eps = {:.17e} : f64, weight_decay = {:.17e} : "
-                              "f64, max_value = {:.17e} : f64, averages = {} : i64",
-                              k_.adam_b1, k_.adam_b2, k_.adam_eps, k_.adam_weight_decay, max_value, s.keep ? 1 : 0),
-        .scalars =
-            stack({s.learning_rate, bias_correction(k_.adam_b1, s.updates), bias_correction(k_.adam_b2, s.updates),
-                   factor, cast(s.applied, DType::f32), s.keep ? s.keep : scalar_like(s.learning_rate, 1.0)},
-                  0)};
+  std::vector<FusedCall> fused(const StepScalars& s, double max_value, Tensor factor) const override {
+    return {adamw_call(kAdamwKernel, k_.adam_b1, k_.adam_b2, k_.adam_eps, k_.adam_weight_decay, s, max_value, factor)};
   }
 
   std::string full_name() const override {
@@ -67,6 +58,17 @@ class Adamw final : public Optimizer {
 }  // namespace
 
 Tensor bias_correction(double b, Tensor updates) { return -expm1((updates + 1.0) * std::log(b)); }
+
+FusedCall adamw_call(const char* kernel, double b1, double b2, double eps, double weight_decay, const StepScalars& s,
+                     double max_value, Tensor factor) {
+  return {.kernel = kernel,
+          .config = fmt::format("b1 = {:.17e} : f64, b2 = {:.17e} : f64, eps = {:.17e} : f64, weight_decay = {:.17e} : "
+                                "f64, max_value = {:.17e} : f64, averages = {} : i64",
+                                b1, b2, eps, weight_decay, max_value, s.keep ? 1 : 0),
+          .scalars = stack({s.learning_rate, bias_correction(b1, s.updates), bias_correction(b2, s.updates), factor,
+                            cast(s.applied, DType::f32), s.keep ? s.keep : scalar_like(s.learning_rate, 1.0)},
+                           0)};
+}
 
 OptimizerEntry adamw() { return optimizer_entry<Adamw, AdamwKeys>("adamw"); }
 

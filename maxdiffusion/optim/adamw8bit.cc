@@ -71,19 +71,17 @@ class Adamw8bit final : public Optimizer {
     };
   }
 
-  std::optional<FusedCall> fused(const StepScalars& s, double max_value, Tensor factor) const override {
-    return FusedCall{
-        .kernel = kAdamw8bitKernel,
-        .config = fmt::format("b1 = {:.17e} : f64, b2 = {:.17e} : f64, eps = {:.17e} : f64, weight_decay = {:.17e} : "
-                              "f64, max_value = {:.17e} : f64, averages = {} : i64",
-                              a_.betas[0], a_.betas[1], a_.eps, a_.weight_decay, max_value, s.keep ? 1 : 0),
-        .scalars =
-            stack({s.learning_rate, bias_correction(a_.betas[0], s.updates), bias_correction(a_.betas[1], s.updates),
-                   factor, cast(s.applied, DType::f32), s.keep ? s.keep : scalar_like(s.learning_rate, 1.0)},
-                  0),
-        .takes = [](const ParamState& p) { return static_cast<bool>(p.slots[0]); },
-        .slots = {0, 1, 2, 3},
-        .whole = true};
+  std::vector<FusedCall> fused(const StepScalars& s, double max_value, Tensor factor) const override {
+    const auto call = [&](const char* kernel) {
+      return adamw_call(kernel, a_.betas[0], a_.betas[1], a_.eps, a_.weight_decay, s, max_value, factor);
+    };
+    FusedCall large = call(kAdamw8bitKernel), small = call(kAdamwKernel);
+    large.takes = [](const ParamState& p) { return static_cast<bool>(p.slots[0]); };
+    large.slots = {0, 1, 2, 3};
+    large.whole = true;
+    small.takes = [](const ParamState& p) { return static_cast<bool>(p.slots[4]); };
+    small.slots = {4, 5};
+    return {large, small};
   }
 
   std::string full_name() const override { return called("bitsandbytes.optim.adamw.AdamW8bit", as_arguments(a_)); }

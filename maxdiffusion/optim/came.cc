@@ -1,7 +1,11 @@
 // CAME: Adafactor's moments, and a first moment whose steps are smaller where updates disagree with it. As in
 // came-pytorch. Source: Luo et al. 2023, "CAME: Confidence-guided Adaptive Memory Efficient Optimization".
 
+#include <fmt/format.h>
+
+#include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/ops/shape.h"
 #include "maxdiffusion/optim/factored.h"
 #include "maxdiffusion/optim/optimizer_entry.h"
 
@@ -64,6 +68,25 @@ class Came final : public Optimizer {
       after[0] = p.value - direction * rate;
       return after;
     };
+  }
+
+  std::vector<FusedCall> fused(const StepScalars& s, double max_value, Tensor factor) const override {
+    FusedCall factored{
+        .kernel = kCameKernel,
+        .config = fmt::format("b1 = {:.17e} : f64, b2 = {:.17e} : f64, b3 = {:.17e} : f64, eps = {:.17e} : f64, "
+                              "eps_unstable = {:.17e} : f64, clip_threshold = {:.17e} : f64, weight_decay = {:.17e} : "
+                              "f64, max_value = {:.17e} : f64, averages = {} : i64",
+                              a_.betas[0], a_.betas[1], a_.betas[2], a_.eps[0], a_.eps[1], a_.clip_threshold,
+                              a_.weight_decay, max_value, s.keep ? 1 : 0),
+        .scalars = stack(
+            {s.learning_rate, factor, cast(s.applied, DType::f32), s.keep ? s.keep : scalar_like(s.learning_rate, 1.0)},
+            0),
+        .slots = {0, 1, 2, 3, 4},
+        .layers = true,
+        .whole = true};
+    FusedCall whole = factored;
+    whole.slots = {0, 5};
+    return by_rank(factored, whole);
   }
 
   std::string full_name() const override { return called("came_pytorch.CAME.CAME", as_arguments(a_)); }

@@ -1,6 +1,7 @@
 #include "maxdiffusion/optim/factored.h"
 
 #include <cmath>
+#include <utility>
 
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
@@ -26,6 +27,13 @@ std::optional<StateArray> row_means_form(const ParamForm& p) { return form_witho
 std::optional<StateArray> column_means_form(const ParamForm& p) { return form_without(p, 2); }
 std::optional<StateArray> unfactored_form(const ParamForm& p) {
   return own_rank(p) < 2 ? std::optional(StateArray{{DType::f32, p.dims}, p.axes}) : std::nullopt;
+}
+
+std::vector<FusedCall> by_rank(FusedCall factored, FusedCall whole) {
+  factored.config += ", factored = true";
+  factored.takes = [](const ParamState& p) { return p.own_rank() >= 2; };
+  whole.config += ", factored = false";
+  return {std::move(factored), std::move(whole)};
 }
 
 Tensor root_mean_square(const ParamState& p, Tensor x) {

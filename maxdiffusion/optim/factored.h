@@ -15,6 +15,9 @@ std::optional<StateArray> column_means_form(const ParamForm& p);
 /// State array of a parameter with fewer than two dims: f32, with its dims. None for other parameters.
 std::optional<StateArray> unfactored_form(const ParamForm& p);
 
+/// The calls for parameters of at least two dims and for others; they have an attribute `factored`.
+std::vector<FusedCall> by_rank(FusedCall factored, FusedCall whole);
+
 /// Root mean square of each layer's elements; reduced dims are kept with size 1.
 Tensor root_mean_square(const ParamState& p, Tensor x);
 /// x, scaled down if its root mean square is above `limit`.

@@ -36,14 +36,14 @@ class Lion final : public Optimizer {
     };
   }
 
-  std::optional<FusedCall> fused(const StepScalars& s, double max_value, Tensor factor) const override {
-    return FusedCall{.kernel = kLionKernel,
-                     .config = fmt::format("b1 = {:.17e} : f64, b2 = {:.17e} : f64, weight_decay = {:.17e} : f64, "
-                                           "max_value = {:.17e} : f64, averages = {} : i64",
-                                           a_.betas[0], a_.betas[1], a_.weight_decay, max_value, s.keep ? 1 : 0),
-                     .scalars = stack({s.learning_rate, factor, cast(s.applied, DType::f32),
-                                       s.keep ? s.keep : scalar_like(s.learning_rate, 1.0)},
-                                      0)};
+  std::vector<FusedCall> fused(const StepScalars& s, double max_value, Tensor factor) const override {
+    return {FusedCall{.kernel = kLionKernel,
+                      .config = fmt::format("b1 = {:.17e} : f64, b2 = {:.17e} : f64, weight_decay = {:.17e} : f64, "
+                                            "max_value = {:.17e} : f64, averages = {} : i64",
+                                            a_.betas[0], a_.betas[1], a_.weight_decay, max_value, s.keep ? 1 : 0),
+                      .scalars = stack({s.learning_rate, factor, cast(s.applied, DType::f32),
+                                        s.keep ? s.keep : scalar_like(s.learning_rate, 1.0)},
+                                       0)}};
   }
 
   std::string full_name() const override { return called("lion_pytorch.lion_pytorch.Lion", as_arguments(a_)); }

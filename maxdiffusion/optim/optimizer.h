@@ -187,6 +187,7 @@ struct FusedCall {
   Tensor scalars;
   std::function<bool(const ParamState&)> takes = {};  // supported parameters; empty: all; others use rule()
   std::vector<size_t> slots = {};                     // slots that are operands; empty: all
+  bool layers = false;                                // it has an attribute `layers`: each parameter's number of layers
   bool whole = false;                                 // parameters cannot be sharded: one device only
 };
 
@@ -211,12 +212,10 @@ class Optimizer {
   virtual bool looks_ahead() const { return false; }
   /// The point at which gradients are evaluated, f32.
   virtual Tensor point(Tensor param, const std::vector<Tensor>& /*slots*/) const { return param; }
-  /// The rule as a CPU kernel, if there is one, because tracing the rule for every parameter compiles slowly. The
-  /// kernel clips the elements of gradients to max_value (≤ 0: no limit), then multiplies them by the f32 scalar
-  /// `factor`.
-  virtual std::optional<FusedCall> fused(const StepScalars&, double /*max_value*/, Tensor /*factor*/) const {
-    return {};
-  }
+  /// The rule as CPU kernels, if there are any, because tracing the rule for every parameter compiles slowly. Each
+  /// parameter is updated by the first that takes it. Kernels clip the elements of gradients to max_value (≤ 0: no
+  /// limit), then multiply them by the f32 scalar `factor`.
+  virtual std::vector<FusedCall> fused(const StepScalars&, double /*max_value*/, Tensor /*factor*/) const { return {}; }
   /// Class and arguments as kohya's metadata names them: "torch.optim.sgd.SGD(momentum=0.9)".
   virtual std::string full_name() const = 0;
 };

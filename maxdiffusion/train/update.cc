@@ -1,5 +1,7 @@
 #include "maxdiffusion/train/update.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 
 #include "maxdiffusion/base/error.h"
@@ -43,6 +45,13 @@ void update_by_kernel(const FusedCall& fused, const ClippedGradients& grads, con
     std::vector<Tensor> operands = {fused.scalars};
     std::vector<DimAxes> axes = {{}};
     std::vector<Tensor*> outputs;
+    std::string layers;
+    if (fused.layers) {
+      std::vector<int64_t> counts;
+      for (size_t i = from; i < to; ++i)
+        counts.push_back(group.stacked.empty() ? 1 : std::max<int64_t>(1, group.stacked[live[i]]));
+      layers = fmt::format(", layers = array<i64: {}>", fmt::join(counts, ", "));
+    }
     for (size_t i = from; i < to; ++i)
       operands.push_back(grads.unclipped[live[i]]), axes.push_back(group.axes[live[i]]);
     for (auto* list : lists)
@@ -53,7 +62,7 @@ void update_by_kernel(const FusedCall& fused, const ClippedGradients& grads, con
       }
     const std::vector<DimAxes> of_results(axes.begin() + 1 + static_cast<std::ptrdiff_t>(n), axes.end());
     const auto results = each_part(operands, axes, of_results, [&](const std::vector<Tensor>& part) {
-      CustomCall call{.target = fused.kernel, .results = {}, .backend_config = fused.config};
+      CustomCall call{.target = fused.kernel, .results = {}, .backend_config = fused.config + layers};
       for (size_t i = 1 + n; i < part.size(); ++i) {
         call.in_place.emplace_back(static_cast<int>(call.results.size()), static_cast<int>(i));
         call.results.push_back(part[i].shape());
@@ -78,16 +87,17 @@ UpdateGroup apply_update(const Optimizer& optimizer, const StepScalars& s, const
   };
   if (kernels_support_shards({grads.unclipped[all[0]]})) {
     const Tensor factor = grads.factor ? grads.factor : scalar_like(s.learning_rate, 1.0);
-    const auto fused = optimizer.fused(s, grads.max_value, factor);
-    if (fused && (!fused->whole || factor.graph().options().one_device())) {
-      std::vector<size_t> others;
-      if (fused->takes)
-        std::ranges::copy_if(all, std::back_inserter(others), [&](size_t i) { return !fused->takes(state_of(i)); });
-      std::erase_if(all, [&](size_t i) { return std::ranges::count(others, i) > 0; });
-      update_by_kernel(*fused, grads, all, group);
-      if (others.empty()) return group;
-      all = others;
+    for (const FusedCall& fused : optimizer.fused(s, grads.max_value, factor)) {
+      if (fused.whole && !factor.graph().options().one_device()) continue;
+      std::vector<size_t> taken;
+      std::erase_if(all, [&](size_t i) {
+        const bool takes = !fused.takes || fused.takes(state_of(i));
+        if (takes) taken.push_back(i);
+        return takes;
+      });
+      update_by_kernel(fused, grads, taken, group);
     }
+    if (all.empty()) return group;
   }
   GroupState moved{.params = {}, .scalars = group.scalars};
   for (const size_t i : all) {

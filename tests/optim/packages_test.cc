@@ -106,6 +106,9 @@ void expect_state(const SmallState& state, const json& expected, const Optimizer
                   what + scalars[k].prefix);
 }
 
+/// Optimizers that have CPU kernels.
+constexpr std::string_view kWithKernel[] = {"adafactor", "adamw", "adamw8bit", "came", "lion"};
+
 class Package : public testing::TestWithParam<std::string> {};
 
 // The packages ran in float64. Updates are normalized: near a minimum, rounding of a gradient is a fraction of a step,
@@ -123,7 +126,7 @@ TEST_P(Package, FiftyUpdatesOfAQuadraticAndANetworkMatch) {
     std::vector<HostArray> start;
     for (size_t i = 0; i < shapes.size(); ++i) start.push_back(array(c["start"][i], shapes[i]));
     for (const bool kernel : {false, true}) {
-      if (kernel && GetParam() != "lion" && GetParam() != "adamw8bit") continue;
+      if (kernel && std::ranges::count(kWithKernel, GetParam()) == 0) continue;
       SmallTraining training(one_device(), config, problem, kernel);
       SmallState state = training.start(start);
       int done = 0;
@@ -292,6 +295,34 @@ TEST_P(Registered, KernelsClipGradientsAsStatementsDo) {
     if (a.dtype() == DType::u8) continue;  // values between two codes may get either
     EXPECT_LT(difference(a, expected.at(name)), 1e-4) << name;
   }
+}
+
+// Matrices and vectors that several threads share, stacks of them, and convolutions: of 3 × 3 and of one pixel.
+TEST_P(Registered, KernelsUpdateLargeArraysAsStatementsDo) {
+  if (std::ranges::count(kWithKernel, GetParam()) == 0) GTEST_SKIP() << "it has no kernel";
+  SmallProblem problem;
+  problem.params = {{{300, 260}, {}}, {{2, 150, 500}, {}, 2}, {{64, 70, 3, 3}, {}}, {{90, 80, 1, 1}, {}},
+                    {{70'001}, {}},   {{2, 40'000}, {}, 2},   {{3}, {}, 3},         {{}, {}}};
+  problem.loss = [](const std::vector<Tensor>& params) {
+    Tensor total;
+    for (const Tensor p : params) {
+      const Tensor far = p * 1.5 + 0.1, part = sum(square(square(far)) + far);
+      total = total ? total + part : part;
+    }
+    return total;
+  };
+  OptimConfig config = config_;
+  config.learning_rate = 1e-3;
+  SmallTraining by_kernel(one_device(), config, problem, true, true),
+      by_statements(one_device(), config, problem, false, true);
+  const SmallState start = by_kernel.start(start_of(problem)), expected = by_statements.run(start, 0, 3),
+                   found = by_kernel.run(start, 0, 3);
+  for (const auto& [name, a] : found) {
+    if (a.dtype() == DType::u8) continue;  // as above
+    EXPECT_LT(difference(a, expected.at(name)), GetParam() == "adamw8bit" ? 5e-4 : 2e-5) << name;
+  }
+  for (const auto& [name, a] : by_kernel.run(start, 0, 3))
+    EXPECT_EQ(0, std::memcmp(a.data(), found.at(name).data(), a.bytes())) << name;
 }
 
 // Layers of a stack are updated as separate weights.

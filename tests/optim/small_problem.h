@@ -28,8 +28,10 @@ using SmallState = std::map<std::string, HostArray>;
 /// Runs updates as a compiled program.
 class SmallTraining {
  public:
-  /// `kernel`: whether the optimizer's CPU kernel may be called.
-  SmallTraining(const Devices& devices, const OptimConfig& config, const SmallProblem& problem, bool kernel = true)
+  /// `kernel`: whether the optimizer's CPU kernel may be called. `averages`: moving averages average/p0 … that keep ¾
+  /// at every update.
+  SmallTraining(const Devices& devices, const OptimConfig& config, const SmallProblem& problem, bool kernel = true,
+                bool averages = false)
       : devices_(devices), graph_(options(devices, kernel)), optimizer_(make_optimizer(config)) {
     const Tensor step = graph_.input("step", {DType::s32, {}});
     const std::vector<StateSlot> slots = optimizer_->slots();
@@ -48,6 +50,9 @@ class SmallTraining {
         arrays_of_slots.push_back(array ? input(slots[k].prefix + name, *array, slots[k].start, name) : Tensor());
         group.slots[k].push_back(arrays_of_slots.back());
       }
+      if (averages)
+        group.averages.push_back(
+            input("average/" + name, {{DType::f32, form.dims}, form.axes}, StateSlot::Start::zeros, name));
       points.push_back(optimizer_->looks_ahead() ? optimizer_->point(group.params[i], arrays_of_slots)
                                                  : group.params[i]);
     }
@@ -61,12 +66,14 @@ class SmallTraining {
     OptimConfig rate = config;
     if (optimizer_->has_own_rate()) rate.learning_rate = 1;
     group = apply_update(*optimizer_,
-                         {learning_rate(rate, step), cast(step, DType::f32), is_finite(clipped.norm), Tensor()},
+                         {learning_rate(rate, step), cast(step, DType::f32), is_finite(clipped.norm),
+                          averages ? constant(graph_, 0.75) : Tensor()},
                          clipped, group);
     auto output = [&](const std::string& name, Tensor after) { graph_.output(name, after, name); };
     for (size_t i = 0; i < group.params.size(); ++i) {
       const std::string name = "p" + std::to_string(i);
       output(name, group.params[i]);
+      if (averages) output("average/" + name, group.averages[i]);
       for (size_t k = 0; k < slots.size(); ++k)
         if (group.slots[k][i]) output(slots[k].prefix + name, group.slots[k][i]);
     }
