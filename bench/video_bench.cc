@@ -109,8 +109,7 @@ Tensor wan(const Scope& s, const nlohmann::json& text, const Bench& b, const Inp
   return wan_transformer(s, config,
                          {.sample = input("sample", sample),
                           .timestep = input("timestep", {1}),
-                          .text = input("text", {1, kText, config.text_dim})})
-      .sample;
+                          .text = input("text", {1, kText, config.text_dim})});
 }
 
 Tensor flux(const Scope& s, const nlohmann::json& text, const Bench& b, const Inputs& input) {

@@ -13,19 +13,20 @@
 
 #include "maxdiffusion/families/family_spec.h"
 #include "maxdiffusion/model_folder/model_folder.h"
+#include "maxdiffusion/models/step_reuse.h"
 
 namespace md {
 
 /// Inputs of the denoiser in addition to the noisy latents, by name: "prompt_embeds", "time_ids". Each [B, …].
 using Conditioning = std::map<std::string, Tensor>;
 
-/// The denoiser's output. `sample`: f32, with the latents' sizes. `residual`: the sum that the denoiser's blocks added
-/// to their input, [B, …], for families whose blocks run in sequence; else empty.
+/// The denoiser's output.
 struct Prediction {
-  Tensor sample, residual;
+  Tensor sample;  // f32, with the latents' sizes
 };
 struct PredictOptions {
-  Tensor residual = {};  // of an earlier step: added instead of running the blocks; only for families that return one
+  /// Null: nothing is reused. Of FamilySpec::blocks or, if up_layers is not 0, of deep_levels.
+  StepReuse* reuse = {};
   /// UNetInputs::freeu, for families whose spec has_freeu.
   std::optional<std::array<double, 4>> freeu = {};
 };
@@ -120,8 +121,11 @@ class ImageAdapter {
   /// u8 [H, W, 3] → f32 [1, …], the input of encode. Throws invalid_config for sizes of samples that it does not
   /// support.
   virtual HostArray prepare(const HostArray& image, const MediaSize& size) const = 0;
-  /// Conditioning fields, [1, …]; `image` false: those of guidance's samples without conditioning.
-  virtual Conditioning encode(const Models& models, Tensor prepared, bool image) const = 0;
+  /// Conditioning fields of an image, [1, …], and those that differ in guidance's samples without conditioning.
+  struct Fields {
+    Conditioning image, without;
+  };
+  virtual Fields encode(const Models& models, Tensor prepared) const = 0;
 };
 
 /// The models of one kind of model folder as functions. Immutable; thread safe.

@@ -116,14 +116,15 @@ struct FamilySpec {
   bool inpainting_sees_pixels = false;  // the mask of a cell is that of all its pixels, row by row
   /// Paths of the denoiser's self attentions, in order, that guidance may perturb (nn/perturbation.h).
   std::vector<std::string> self_attentions = {};
-  /// Path of the denoiser's sequence of blocks, some of which guidance may skip, and the number of blocks; empty: the
-  /// denoiser is not a sequence of blocks.
+  /// Path of the denoiser's sequence of blocks, some of which guidance may skip and caches may reuse (StepReuse), and
+  /// the number of blocks; empty: the denoiser is not a sequence of blocks.
   std::string blocks = {};
   int64_t block_count = 0;
   /// Components of ControlNets, each with an image (control_image_field) and a weight in each step.
   std::vector<std::string> controlnets = {};
   std::vector<std::shared_ptr<const ImageAdapter>> image_adapters = {};  // those of the folder
-  bool has_freeu = false;                                                // the denoiser reads PredictOptions::freeu
+  int64_t up_layers = 0;   // of a UNet: the number of its skip connections, down to which deep levels may be reused
+  bool has_freeu = false;  // the denoiser reads PredictOptions::freeu
   std::string axis_rules = {};  // default of logical_axis_rules; empty: AxisRules::defaults()
   LoraSpec lora = {};
   SingleFile single_file = {};

@@ -19,6 +19,23 @@ namespace {
 constexpr const char *kTransformer = "transformer", *kClip = "text_encoder", *kT5 = "text_encoder_2", *kIds = "ids",
                      *kIds2 = "ids_2", *kPrompt = "prompt_embeds", *kPooled = "pooled_projections",
                      *kGuidance = "guidance", *kInpainting = "inpainting";
+
+/// For MagCache, of FLUX.1's published size: how much the norm of what the blocks add changes from step to step,
+/// measured in 28 steps by the authors of MagCache (Ma et al. 2025). Two for each step, with and without prompt, which
+/// are equal; empty for other sizes.
+std::vector<double> magcache_ratios(const FluxTransformerConfig& c) {
+  const FluxTransformerConfig published;
+  std::vector<double> out;
+  if (c.num_layers != published.num_layers || c.num_single_layers != published.num_single_layers ||
+      c.width() != published.width())
+    return out;
+  for (double ratio : {1.0,     1.21094, 1.11719, 1.07812, 1.0625,  1.03906, 1.03125, 1.03906, 1.02344, 1.03125,
+                       1.02344, 0.98047, 1.01562, 1.00781, 1.0,     1.00781, 1.0,     1.00781, 1.0,     1.0,
+                       0.99609, 0.99609, 0.98047, 0.98828, 0.96484, 0.95703, 0.93359, 0.89062})
+    out.insert(out.end(), 2, ratio);
+  return out;
+}
+
 FamilySpec flux_spec(const ModelFolder& folder) {
   const auto& transformer = folder.config<FluxTransformerConfig>(kTransformer);
   const std::shared_ptr<const Autoencoder> vae = folder.autoencoder("vae");
@@ -44,6 +61,7 @@ FamilySpec flux_spec(const ModelFolder& folder) {
       .true_guidance = true,
       .patch = kLatentPatch,
       .even_flow_steps = true,
+      .magcache_ratios = [transformer](const MediaSize&, bool) { return magcache_ratios(transformer); },
       .image_to_image = ImageToImage{.strength = 0.6, .inpaint_strength = 0.6, .runs_begun_steps = true},
       .blocks = "transformer_blocks",
       .block_count = transformer.num_layers,
@@ -97,7 +115,7 @@ class Flux final : public Family {
   }
 
   Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
-                     const PredictOptions&) const override {
+                     const PredictOptions& options) const override {
     const int64_t rows = x.dim(1) / kLatentPatch, columns = x.dim(2) / kLatentPatch;
     Tensor patches = to_latent_patches(x);
     if (const std::string& field = spec().inpainting; !field.empty()) {
@@ -115,10 +133,11 @@ class Flux final : public Family {
                   .columns = columns,
                   .timestep = cast(t, DType::f32),
                   .text = c.at(kPrompt),
-                  .pooled = c.at(kPooled)};
+                  .pooled = c.at(kPooled),
+                  .reuse = options.reuse};
     if (transformer_.guidance_embeds) in.guidance = c.at(kGuidance);
     Tensor y = flux_transformer(models(kTransformer), transformer_, in);
-    return {from_latent_patches(reshape(y, {x.dim(0), rows, columns, y.dim(2)})), {}};
+    return {from_latent_patches(reshape(y, {x.dim(0), rows, columns, y.dim(2)}))};
   }
   Conditioning extra_conditioning(Graph&, int64_t batch, const SampleSettings& settings) const override {
     if (!transformer_.guidance_embeds) return {};

@@ -26,7 +26,7 @@ class OneDenoiser final : public Family {
   OneDenoiser() : Family({.denoisers = {"transformer"}}) {}
   Conditioning encode_text(const Models&, const Conditioning&, int64_t) const override { return {}; }
   Prediction predict(const Models&, Tensor x, Tensor, const Conditioning&, const PredictOptions&) const override {
-    return {x, {}};
+    return {x};
   }
 };
 

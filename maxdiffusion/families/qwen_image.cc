@@ -258,17 +258,18 @@ class QwenImage final : public Family {
   }
 
   Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
-                     const PredictOptions&) const override {
+                     const PredictOptions& options) const override {
     const QwenImageTokens sample = tokens_of(x);
     QwenImageInputs in{.sample = sample.tokens,
                        .rows = sample.rows,
                        .columns = sample.columns,
                        .timestep = cast(t, DType::f32),
                        .text = c.at(kPrompt),
-                       .lengths = c.at(kLengths)};
+                       .lengths = c.at(kLengths),
+                       .reuse = options.reuse};
     for (const Tensor& reference : ReferenceImages::fields_in(c)) in.references.push_back(tokens_of(reference));
     Tensor y = qwen_image_transformer(models(kTransformer), transformer_, in);
-    return {from_latent_patches(reshape(y, {x.dim(0), sample.rows, sample.columns, y.dim(2)})), {}};
+    return {from_latent_patches(reshape(y, {x.dim(0), sample.rows, sample.columns, y.dim(2)}))};
   }
   const ReferenceImages* reference_images() const override { return references_ ? &*references_ : nullptr; }
 

@@ -94,12 +94,14 @@ class IpAdapter final : public ImageAdapter {
     const HostArray one = processor.apply(image);
     return one.reshaped({1, vision_.image_size, vision_.image_size, vision_.num_channels});
   }
-  Conditioning encode(const Models& models, Tensor prepared, bool image) const override {
-    if (!image && config.plus) prepared = prepared * 0.0;  // of the image encoder's input
-    const ClipVisionOutput y = clip_vision(models(kVision), vision_, prepared);
-    Tensor embedding = config.plus ? y.hidden_states.end()[-2] : y.image_embeds;
-    if (!image && !config.plus) embedding = embedding * 0.0;
-    return {{kImageTokens, cast(ip_adapter_tokens(models(kIpAdapter), config, embedding), DType::f32)}};
+  Fields encode(const Models& models, Tensor prepared) const override {
+    // Without an image: zeros in place of what the image encoder takes (plus) or gives.
+    auto and_zeros = [](Tensor x) { return concatenate({x, zeros_like(x)}, 0); };
+    const ClipVisionOutput y = clip_vision(models(kVision), vision_, config.plus ? and_zeros(prepared) : prepared);
+    const Tensor embeddings = config.plus ? y.hidden_states.end()[-2] : and_zeros(y.image_embeds);
+    const std::vector<Tensor> tokens =
+        split(cast(ip_adapter_tokens(models(kIpAdapter), config, embeddings), DType::f32), 2, 0);
+    return {{{kImageTokens, tokens[0]}}, {{kImageTokens, tokens[1]}}};
   }
 
   IpAdapterConfig config;
@@ -132,10 +134,10 @@ class T2iAdapter final : public ImageAdapter {
     }
     return out;
   }
-  Conditioning encode(const Models& models, Tensor prepared, bool) const override {
-    Conditioning out;
+  Fields encode(const Models& models, Tensor prepared) const override {
+    Fields out;
     for (size_t i = 0; const Tensor& feature : t2i_adapter(models(kT2iAdapter), config_, prepared))
-      out[feature_field(i++)] = cast(feature, DType::f32);
+      out.image[feature_field(i++)] = cast(feature, DType::f32);
     return out;
   }
 
@@ -200,6 +202,7 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
       .training_patch = int64_t{1} << (unet.block_out_channels.size() - 1),
       .image_to_image = two || refines ? ImageToImage{.strength = 0.3, .inpaint_strength = 0.9999} : ImageToImage{},
       .self_attentions = self_attentions(unet),
+      .up_layers = unet.up_layers(),
       .has_freeu = true,
       .single_file = refines ? SingleFile{} : single_file(two, open_clip, scheduler),
       .records = micro ? sdxl_records() : sd_records(),
@@ -277,7 +280,11 @@ class StableDiffusion final : public Family {
 
   Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
                      const PredictOptions& options) const override {
-    UNetInputs in{.sample = x, .timestep = t, .encoder_hidden_states = c.at(kPrompt), .freeu = options.freeu};
+    UNetInputs in{.sample = x,
+                  .timestep = t,
+                  .encoder_hidden_states = c.at(kPrompt),
+                  .freeu = options.freeu,
+                  .reuse = options.reuse};
     if (micro()) in.text_embeds = c.at(kPooled), in.time_ids = c.at(kSizes);
     in = with_adapters(models, with_controls(models, in, c), c);
     if (const std::string& field = spec().inpainting; !field.empty()) {
@@ -288,7 +295,7 @@ class StableDiffusion final : public Family {
             unet_.in_channels, x.dim(-1));
       in.sample = concatenate({x, cast(c.at(field), x.dtype())}, -1);
     }
-    return {unet2d(models(kUNet), unet_, in), {}};
+    return {unet2d(models(kUNet), unet_, in)};
   }
 
   Conditioning extra_conditioning(Graph& g, int64_t batch, const SampleSettings& settings) const override {

@@ -200,14 +200,13 @@ class Wan final : public Family {
     };
     const WanContext context{value_of(kContext[0]), value_of(kContext[1]), value_of(kContext[2]),
                              value_of(kContext[3])};
-    const WanOutputs out = wan_transformer(models(kTransformer), transformer_,
-                                           {.sample = x,
-                                            .timestep = t,
-                                            .text = c.at(kPrompt),
-                                            .image = value_of(kImage),
-                                            .context = context.text_keys ? &context : nullptr,
-                                            .residual = options.residual});
-    return {out.sample, out.residual};
+    return {wan_transformer(models(kTransformer), transformer_,
+                            {.sample = x,
+                             .timestep = t,
+                             .text = c.at(kPrompt),
+                             .image = value_of(kImage),
+                             .context = context.text_keys ? &context : nullptr,
+                             .reuse = options.reuse})};
   }
   /// Keys and values of text and image.
   Conditioning prompt_cache(const Models& models, const Conditioning& c) const override {

@@ -78,13 +78,16 @@ class ZImage final : public Family {
   }
 
   Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
-                     const PredictOptions&) const override {
+                     const PredictOptions& options) const override {
     Tensor text = c.at(kPrompt);
     text = pad_end(text, 1, round_up(text.dim(1), kZImageTokens));
-    Tensor y = z_image_transformer(
-        models(kTransformer), transformer_,
-        {.sample = x, .time = (kTimes - cast(t, DType::f32)) / kTimes, .text = text, .lengths = c.at(kLengths)});
-    return {-y, {}};
+    Tensor y = z_image_transformer(models(kTransformer), transformer_,
+                                   {.sample = x,
+                                    .time = (kTimes - cast(t, DType::f32)) / kTimes,
+                                    .text = text,
+                                    .lengths = c.at(kLengths),
+                                    .reuse = options.reuse});
+    return {-y};
   }
 
   void check_size(const MediaSize& size) const override {

@@ -8,6 +8,7 @@
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/config_reader.h"
 #include "maxdiffusion/models/joint_blocks.h"
+#include "maxdiffusion/models/step_reuse.h"
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
@@ -183,13 +184,19 @@ Tensor flux2_transformer(const Scope& s, const Config& c, const Flux2Inputs& in)
     return joint::stream(linear(s / name, cast(x, s.dtype()), c.width(), "", axis::kEmbed));
   };
   Tensor image = embedded("x_embedder", concatenate(tokens, 1)), text = embedded("context_embedder", in.text);
-  const std::vector<Tensor> streams =
-      nn::repeat(s / "transformer_blocks", c.num_layers, std::vector{text, image},
-                 [&](const Scope& b, const std::vector<Tensor>& xs) { return double_block(b, c, xs, shared); });
-  Tensor x = nn::repeat(s / "single_transformer_blocks", c.num_single_layers, concatenate(streams, 1),
-                        [&](const Scope& b, Tensor y) { return single_block(b, c, y, shared); });
-
-  x = slice_axis(x, 1, length, length + rows * columns);
+  using Streams = BlockSequence::Streams;
+  const auto doubled = [&](const Scope& b, const Streams& xs) { return double_block(b, c, xs, shared); };
+  const BlockSequence blocks{
+      .start = {text, image},
+      .first = [&](const Scope& root, const Streams& xs) { return doubled(root / "transformer_blocks" / 0, xs); },
+      .rest =
+          [&](const Scope& root, const Streams& xs, int64_t from) {
+            const Streams streams = nn::repeat(root / "transformer_blocks", c.num_layers, xs, doubled, from);
+            Tensor x = nn::repeat(root / "single_transformer_blocks", c.num_single_layers, concatenate(streams, 1),
+                                  [&](const Scope& b, Tensor y) { return single_block(b, c, y, shared); });
+            return slice_axis(x, 1, length, x.dim(1));
+          }};
+  Tensor x = slice_axis(run_blocks(s, blocks, in.reuse), 1, 0, rows * columns);
   const int64_t channels = c.out_channels.value_or(c.in_channels);
   return reshape(joint::last_layer(s, x, conditions, channels, c.eps, kBias),
                  {in.sample.dim(0), rows, columns, channels});

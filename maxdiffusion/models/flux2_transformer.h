@@ -14,6 +14,8 @@
 
 namespace md {
 
+struct StepReuse;  // models/step_reuse.h
+
 /// Default of the key logical_axis_rules. Source: MaxDiffusion, configs/base_flux2klein.yml, with FLUX.1's rules for
 /// sequences.
 inline constexpr const char* kFlux2AxisRules = R"([
@@ -45,6 +47,7 @@ struct Flux2Inputs {
   Tensor text;                          // [B, L, joint_attention_dim]
   Tensor guidance = {};                 // [B], f32, the guidance scale (4); present if and only if guidance_embeds
   std::vector<Tensor> references = {};  // [B, h', w', in_channels] each: noise-free latents of reference images
+  StepReuse* reuse = {};                // null: nothing is reused
 };
 /// Time position of reference image i, from 0, is (i + 1) · this; the sample's is 0.
 inline constexpr int64_t kFlux2ReferenceTime = 10;

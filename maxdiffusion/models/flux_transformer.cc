@@ -8,6 +8,7 @@
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/config_reader.h"
 #include "maxdiffusion/models/joint_blocks.h"
+#include "maxdiffusion/models/step_reuse.h"
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/nn/rotary.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -112,15 +113,22 @@ Tensor flux_transformer(const Scope& s, const FluxTransformerConfig& c, const Fl
   const nn::Rotary positions =
       nn::with_unrotated_prefix(length, nn::grid_rotary(s.graph(), {1, in.rows, in.columns}, c.axes_dims_rope));
 
-  const std::vector<Tensor> streams =
-      nn::repeat(s / "transformer_blocks", c.num_layers, std::vector{text, image},
-                 [&](const Scope& b, const std::vector<Tensor>& xs) {
-                   return joint::block(b, {sizes(c), kNames, conditions, positions}, xs);
-                 });
-  Tensor x = nn::repeat(s / "single_transformer_blocks", c.num_single_layers, concatenate(streams, 1),
-                        [&](const Scope& b, Tensor y) { return single_block(b, c, y, conditions, positions); });
-
-  return joint::last_layer(s, slice_axis(x, 1, length, x.dim(1)), conditions, c.out_channels.value_or(c.in_channels));
+  using Streams = BlockSequence::Streams;
+  const auto double_block = [&](const Scope& b, const Streams& xs) {
+    return joint::block(b, {sizes(c), kNames, conditions, positions}, xs);
+  };
+  const BlockSequence blocks{
+      .start = {text, image},
+      .first = [&](const Scope& root, const Streams& xs) { return double_block(root / "transformer_blocks" / 0, xs); },
+      .rest =
+          [&](const Scope& root, const Streams& xs, int64_t from) {
+            const Streams streams = nn::repeat(root / "transformer_blocks", c.num_layers, xs, double_block, from);
+            Tensor x =
+                nn::repeat(root / "single_transformer_blocks", c.num_single_layers, concatenate(streams, 1),
+                           [&](const Scope& b, Tensor y) { return single_block(b, c, y, conditions, positions); });
+            return slice_axis(x, 1, length, x.dim(1));
+          }};
+  return joint::last_layer(s, run_blocks(s, blocks, in.reuse), conditions, c.out_channels.value_or(c.in_channels));
 }
 
 void trace_flux_transformer(const Scope& s, const FluxTransformerConfig& c) {

@@ -13,6 +13,8 @@
 
 namespace md {
 
+struct StepReuse;  // models/step_reuse.h
+
 /// Default of the key logical_axis_rules. Source: MaxDiffusion, configs/base_flux_dev.yml.
 inline constexpr const char* kFluxAxisRules = R"([
   ['batch', ['data', 'fsdp']], ['activation_batch', ['data', 'fsdp']], ['activation_heads', 'tensor'],
@@ -40,6 +42,7 @@ struct FluxInputs {
   Tensor text;            // [B, L, joint_attention_dim]
   Tensor pooled;          // [B, pooled_projection_dim]
   Tensor guidance = {};   // [B], f32, the guidance scale (3.5); present if and only if guidance_embeds
+  StepReuse* reuse = {};  // null: nothing is reused
 };
 /// [B, S, out_channels], f32. Condition embeddings, norms, modulation and the last projection are
 /// computed in f32.

@@ -8,6 +8,7 @@
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/config_reader.h"
 #include "maxdiffusion/models/joint_blocks.h"
+#include "maxdiffusion/models/step_reuse.h"
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/nn/rotary.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -135,10 +136,15 @@ Tensor qwen_image_transformer(const Scope& s, const Config& c, const QwenImageIn
                            .lengths = in.lengths + image_tokens,
                            .reference_conditions = of_references,
                            .references = image_tokens - sample_tokens};
-  const std::vector<Tensor> streams =
-      nn::repeat(s / "transformer_blocks", c.num_layers, std::vector{text, image},
-                 [&](const Scope& b, const std::vector<Tensor>& xs) { return joint::block(b, block, xs); });
-  return joint::last_layer(s, slice_axis(streams[1], 1, 0, sample_tokens), conditions, c.token_channels());
+  using Streams = BlockSequence::Streams;
+  const auto one = [&](const Scope& b, const Streams& xs) { return joint::block(b, block, xs); };
+  const BlockSequence blocks{
+      .start = {text, image},
+      .first = [&](const Scope& root, const Streams& xs) { return one(root / "transformer_blocks" / 0, xs); },
+      .rest = [&](const Scope& root, const Streams& xs,
+                  int64_t from) { return nn::repeat(root / "transformer_blocks", c.num_layers, xs, one, from)[1]; }};
+  Tensor y = slice_axis(run_blocks(s, blocks, in.reuse), 1, 0, sample_tokens);
+  return joint::last_layer(s, y, conditions, c.token_channels());
 }
 
 void trace_qwen_image_transformer(const Scope& s, const Config& c) {

@@ -14,6 +14,8 @@
 
 namespace md {
 
+struct StepReuse;  // models/step_reuse.h
+
 struct QwenImageTransformerConfig {
   int64_t patch_size = 2, in_channels = 64, num_layers = 60, attention_head_dim = 128, num_attention_heads = 24,
           joint_attention_dim = 3584;
@@ -43,6 +45,7 @@ struct QwenImageInputs {
   /// Reference images: tokens after the sample's own, without predictions. Each has its own position along the first
   /// axis, and is centred where the sample is.
   std::vector<QwenImageTokens> references = {};
+  StepReuse* reuse = {};  // null: nothing is reused
 };
 /// Returns [B, S, patch_size²·out_channels], f32. Timestep embedding, norms, modulation and the last projection are
 /// computed in f32.

@@ -4,9 +4,11 @@
 
 #include <cmath>
 #include <numbers>
+#include <numeric>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/models/resnet_block.h"
+#include "maxdiffusion/models/step_reuse.h"
 #include "maxdiffusion/models/transformer2d.h"
 #include "maxdiffusion/ops/dot.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -83,9 +85,9 @@ void add_residuals(std::vector<Tensor>& skips, const std::vector<Tensor>& residu
 }
 
 /// Appends the outputs of each resnet (with its attention) and each downsampler to `skips`. `features` are added in
-/// blocks with attention before the downsampler, in others after it, as in diffusers.
+/// blocks with attention before the downsampler, in others after it, as in diffusers. Ends when there are `most` skips.
 Tensor down_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioning& cond, std::vector<Tensor>& skips,
-                 const std::vector<Tensor>& features) {
+                 const std::vector<Tensor>& features, size_t most) {
   const auto add_feature = [&](size_t level) {
     if (level >= features.size()) return;
     check(features[level].dims() == h.dims(), Code::invalid_config,
@@ -99,11 +101,13 @@ Tensor down_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioni
     const Scope block = s / fmt::format("down_blocks.{}", level);
     const bool attention = c.down_block_types[level] == "CrossAttnDownBlock2D";
     for (int64_t i = 0; i < c.layers_per_block[level]; ++i) {
+      if (skips.size() == most) return h;
       h = resnet(block / "resnets" / i, h, cond, resnet_options(c, c.block_out_channels[level]));
       if (attention) h = local_attention(block / "attentions" / i, h, cond, c, level);
       skips.push_back(h);
     }
     if (attention) add_feature(level);
+    if (skips.size() == most) return h;
     if (level + 1 < levels) {
       h = downsample(block, h, c.downsample_padding, true);
       skips.push_back(h);
@@ -153,28 +157,39 @@ void apply_freeu(const std::array<double, 4>& freeu, size_t i, Tensor& h, Tensor
   skip = low_frequencies_scaled(skip, freeu[i]);
 }
 
+/// h: the mid block's output, or the reused features that enter the last skips.size() resnets. With `reuse`, its arrays
+/// become the features that enter the last branch + 1 resnets.
 Tensor up_path(const Scope& s, const UNetConfig& c, Tensor h, const Conditioning& cond, std::vector<Tensor> skips,
-               const std::optional<std::array<double, 4>>& freeu) {
+               const std::optional<std::array<double, 4>>& freeu, StepReuse* reuse) {
   const size_t levels = c.block_out_channels.size();
+  auto left = static_cast<size_t>(c.up_layers());  // resnets that are to come
   for (size_t i = 0; i < levels; ++i) {
     const size_t level = levels - 1 - i;
     const Scope block = s / fmt::format("up_blocks.{}", i);
     const bool attention = c.up_block_types[i] == "CrossAttnUpBlock2D";
-    for (int64_t k = 0; k < c.layers_per_block[level] + 1; ++k) {
+    bool runs = false;
+    for (int64_t k = 0; k < c.layers_per_block[level] + 1; ++k, --left) {
+      if (left > skips.size()) continue;
+      runs = true;
+      if (reuse && left == static_cast<size_t>(reuse->branch) + 1) reuse->arrays = {h};
       if (freeu) apply_freeu(*freeu, i, h, skips.back());
       h = concatenate({h, skips.back()}, -1);
       skips.pop_back();
       h = resnet(block / "resnets" / k, h, cond, resnet_options(c, c.block_out_channels[level]));
       if (attention) h = local_attention(block / "attentions" / k, h, cond, c, level);
     }
-    if (level > 0) h = upsample(block, h, skips.back().dim(1), skips.back().dim(2), true);
+    if (runs && level > 0) h = upsample(block, h, skips.back().dim(1), skips.back().dim(2), true);
   }
   return h;
 }
 
 }  // namespace
 
-UNetFeatures unet2d_features(const Scope& s, const UNetConfig& c, const UNetInputs& in, Tensor hint) {
+int64_t UNetConfig::up_layers() const {
+  return std::accumulate(layers_per_block.begin(), layers_per_block.end(), std::ssize(layers_per_block));
+}
+
+UNetFeatures unet2d_features(const Scope& s, const UNetConfig& c, const UNetInputs& in, Tensor hint, size_t skips) {
   check(in.sample && in.sample.rank() == 4 && in.sample.dim(-1) == c.in_channels, Code::invalid_graph,
         "unet: sample is {}, expected [B, H, W, {}]", in.sample ? to_string(in.sample.shape()) : "absent",
         c.in_channels);
@@ -185,7 +200,8 @@ UNetFeatures unet2d_features(const Scope& s, const UNetConfig& c, const UNetInpu
   Tensor h = annotated_conv(s / "conv_in", cast(in.sample, s.dtype()), {.out = c.block_out_channels[0]}, true);
   if (hint) h = h + cast(hint, h.dtype());
   f.skips = {h};
-  h = down_path(s, c, h, cond, f.skips, in.adapter_features);
+  h = down_path(s, c, h, cond, f.skips, in.adapter_features, skips);
+  if (skips > 0) return f;
   f.mid = mid_path(s, c, h, cond);
   if (const size_t down = c.block_out_channels.size();
       in.adapter_features.size() > down && in.adapter_features[down].dims() == f.mid.dims())
@@ -195,11 +211,17 @@ UNetFeatures unet2d_features(const Scope& s, const UNetConfig& c, const UNetInpu
 
 Tensor unet2d(const Scope& s, const UNetConfig& c, const UNetInputs& in) {
   auto path = s.path_scope();
-  UNetFeatures f = unet2d_features(s, c, in);
+  const bool reused = in.reuse && !in.reuse->arrays.empty();
+  if (in.reuse)
+    check(in.reuse->of == StepReuse::Of::deep_levels && in.reuse->branch >= 0 && in.reuse->branch + 1 < c.up_layers() &&
+              in.down_residuals.empty(),
+          Code::invalid_graph, "unet: branch {} of {} skip connections is reused, {} residuals", in.reuse->branch,
+          c.up_layers(), in.down_residuals.size());
+  UNetFeatures f = unet2d_features(s, c, in, {}, reused ? static_cast<size_t>(in.reuse->branch) + 1 : 0);
   add_residuals(f.skips, in.down_residuals);
-  Tensor h = f.mid;
+  Tensor h = reused ? cast(in.reuse->arrays[0], s.dtype()) : f.mid;
   if (in.mid_residual) h = h + cast(in.mid_residual, h.dtype());
-  h = up_path(s, c, h, {f.temb, f.text, in.image_attention}, std::move(f.skips), in.freeu);
+  h = up_path(s, c, h, {f.temb, f.text, in.image_attention}, std::move(f.skips), in.freeu, in.reuse);
   h = cast(h, DType::f32);
   h = nn::group_norm(s / "conv_norm_out", h, c.norm_num_groups, c.norm_eps, c.act_fn);
   return annotated_conv(s / "conv_out", h, {.out = c.out_channels}, false);

@@ -14,6 +14,8 @@
 
 namespace md {
 
+struct StepReuse;  // models/step_reuse.h
+
 struct UNetConfig {
   int64_t sample_size = 128, in_channels = 4, out_channels = 4;
   bool flip_sin_to_cos = true;
@@ -33,6 +35,8 @@ struct UNetConfig {
   int64_t addition_time_embed_dim = 256, projection_class_embeddings_input_dim = 0;
   std::optional<int64_t> time_cond_proj_dim;
 
+  /// Number of resnets of the up path, which is that of skip connections.
+  int64_t up_layers() const;
   /// P of UNetInputs::text_embeds; 0 without micro-conditioning.
   int64_t pooled_width() const {
     return addition_embed_type ? projection_class_embeddings_input_dim - 6 * addition_time_embed_dim : 0;
@@ -58,6 +62,7 @@ struct UNetInputs {
   std::function<Tensor(const std::string& path, Tensor q)> image_attention = {};
   /// Added at the end of each down block, in order, and to the mid block's output (T2I-Adapter), [B, h, w, C] each.
   std::vector<Tensor> adapter_features = {};
+  StepReuse* reuse = {};      // of its deep levels; null: nothing is reused
   Tensor timestep_cond = {};  // [B, time_cond_proj_dim]   with time_cond_proj_dim (guidance embedding of LCM)
 };
 /// Results of the encoder half, which a ControlNet copies: skip connections and the output of the mid block.
@@ -66,8 +71,10 @@ struct UNetFeatures {
   Tensor mid;
   Tensor temb, text;  // inputs of every block: the time embedding [B, T] after its activation, the text [B, L, D]
 };
-/// `hint` [B, H, W, block_out_channels[0]], if present, is added after conv_in.
-UNetFeatures unet2d_features(const Scope& s, const UNetConfig& config, const UNetInputs& in, Tensor hint = {});
+/// `hint` [B, H, W, block_out_channels[0]], if present, is added after conv_in. skips: the number of skip connections
+/// that are computed, without the mid block; 0: all, and the mid block.
+UNetFeatures unet2d_features(const Scope& s, const UNetConfig& config, const UNetInputs& in, Tensor hint = {},
+                             size_t skips = 0);
 
 /// Prediction [B, H, W, out_channels], f32.
 Tensor unet2d(const Scope& s, const UNetConfig& config, const UNetInputs& in);

@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/config_reader.h"
+#include "maxdiffusion/models/step_reuse.h"
 #include "maxdiffusion/nn/attention.h"
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/nn/rotary.h"
@@ -239,22 +240,37 @@ Tensor wan_block(const Scope& s, const Config& c, Tensor x, Tensor modulation, c
   return gated(x, mlp(s / "ffn", n, {"net.0.proj", "net.2", "gelu_tanh", c.ffn_dim, c.width(), "net.1"}), row(e, 5));
 }
 
+/// x: [B, S, D], the tokens before the first block.
 Tensor wan_blocks(const Scope& s, const Config& c, Tensor x, Tensor modulation, const Dims& grid, const WanInputs& in) {
+  using Streams = BlockSequence::Streams;
+  if (in.reuse && in.reuse->replaces_blocks()) return run_blocks(s, {.start = {x}}, in.reuse);
   const nn::Rotary positions = rotary(s.graph(), c, grid);
-  if (!in.context) {
-    const Embedded from = embed_context(s, c, in.text, in.image);
-    auto context = [&](const Scope& attn) { return block_context(attn, c, from); };
-    return nn::repeat(s / "blocks", c.num_layers, x,
-                      [&](const Scope& b, Tensor y) { return wan_block(b, c, y, modulation, positions, context); });
+  Embedded embedded;
+  std::vector<Tensor> stacked;
+  if (in.context) {
+    stacked = {in.context->text_keys, in.context->text_values};
+    if (in.context->image_keys) stacked.insert(stacked.end(), {in.context->image_keys, in.context->image_values});
+    check(stacked.size() == (c.added_kv_proj_dim ? 4U : 2U), Code::invalid_graph,
+          "wan_transformer: the context is of a config {} added_kv_proj_dim", c.added_kv_proj_dim ? "without" : "with");
+  } else {
+    embedded = embed_context(s, c, in.text, in.image);
   }
-  std::vector<Tensor> stacked = {in.context->text_keys, in.context->text_values};
-  if (in.context->image_keys) stacked.insert(stacked.end(), {in.context->image_keys, in.context->image_values});
-  check(stacked.size() == (c.added_kv_proj_dim ? 4U : 2U), Code::invalid_graph,
-        "wan_transformer: the context is of a config {} added_kv_proj_dim", c.added_kv_proj_dim ? "without" : "with");
-  return nn::repeat(s / "blocks", c.num_layers, x, stacked,
-                    [&](const Scope& b, Tensor y, const std::vector<Tensor>& rows) {
-                      return wan_block(b, c, y, modulation, positions, [&](const Scope&) { return rows; });
-                    });
+  const auto block = [&](const Scope& b, Tensor y, const BlockContext& rows) {
+    return wan_block(b, c, y, modulation, positions,
+                     [&](const Scope& attn) { return in.context ? rows : block_context(attn, c, embedded); });
+  };
+  return run_blocks(
+      s,
+      {.start = {x},
+       .first =
+           [&](const Scope& root, const Streams& xs) {
+             BlockContext rows;
+             for (Tensor t : stacked) rows.push_back(squeeze(slice_axis(t, 0, 0, 1), 0));
+             return Streams{block(root / "blocks" / 0, xs[0], rows)};
+           },
+       .rest = [&](const Scope& root, const Streams& xs,
+                   int64_t from) { return nn::repeat(root / "blocks", c.num_layers, xs[0], stacked, block, from); }},
+      in.reuse);
 }
 
 /// [B, S, D] → [B, S, out_channels · patch], f32.
@@ -318,7 +334,7 @@ WanTransformerConfig WanTransformerConfig::from_json(const nlohmann::json& confi
   return c;
 }
 
-WanOutputs wan_transformer(const Scope& s, const WanTransformerConfig& c, const WanInputs& in) {
+Tensor wan_transformer(const Scope& s, const WanTransformerConfig& c, const WanInputs& in) {
   auto path = s.path_scope();
   Tensor x = in.sample, t = in.timestep;
   const Dims& p = c.patch_size;
@@ -337,15 +353,11 @@ WanOutputs wan_transformer(const Scope& s, const WanTransformerConfig& c, const 
         "wan_transformer: timestep is {}, expected [{}] or, one for each token, [{}, {}]",
         t ? to_string(t.shape()) : "absent", batch, batch, tokens);
 
-  const Time time = embed_time(s, c, t, !in.residual);
+  const Time time = embed_time(s, c, t, !in.reuse || !in.reuse->replaces_blocks());
   Tensor start = embed_patches(s / "patch_embedding", c, cast(x, s.dtype()));
   start = shard(start, {axis::kBatch, axis::kLength, axis::kHeadsAct});
-  check(!in.residual || in.residual.dims() == start.dims(), Code::invalid_graph,
-        "wan_transformer: residual is {}, expected {}", in.residual ? to_string(in.residual.shape()) : "",
-        to_string(start.dims()));
-  Tensor end =
-      in.residual ? start + cast(in.residual, start.dtype()) : wan_blocks(s, c, start, time.modulation, grid, in);
-  return {.sample = join_patches(c, project_out(s, c, end, time.embedding), grid), .residual = end - start};
+  Tensor end = wan_blocks(s, c, start, time.modulation, grid, in);
+  return join_patches(c, project_out(s, c, end, time.embedding), grid);
 }
 
 WanContext wan_context(const Scope& s, const WanTransformerConfig& c, Tensor text, Tensor image) {

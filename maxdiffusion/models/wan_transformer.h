@@ -12,6 +12,8 @@
 
 namespace md {
 
+struct StepReuse;  // models/step_reuse.h
+
 /// Default of the key logical_axis_rules. Source: MaxDiffusion, configs/base_wan_14b.yml.
 inline constexpr const char* kWanAxisRules = R"([
   ['batch', ['data', 'fsdp']], ['activation_batch', ['data', 'fsdp']],
@@ -51,17 +53,11 @@ struct WanInputs {
   Tensor text = {};   // [B, L, text_dim]
   Tensor image = {};  // [B, N, image_dim]   with image_dim; two images are 2N embeddings
   const WanContext* context = {};  // replaces text and image
-  /// Residual of the blocks from an earlier step (MagCache): it is added instead of running the blocks; text, image and
-  /// context are unused.
-  Tensor residual = {};  // [B, S, D]
+  StepReuse* reuse = {};  // null: nothing is reused; where it replaces the blocks, text, image and context are unused
 };
-struct WanOutputs {
-  Tensor sample;    // [B, F, H, W, out_channels], f32
-  Tensor residual;  // [B, S, D], in the dtype of activations: output of the blocks minus their input
-};
-/// The condition embedder, norms, modulation and the last projection compute in f32; parameters of all but the last are
-/// stored in f32.
-WanOutputs wan_transformer(const Scope& s, const WanTransformerConfig& config, const WanInputs& in);
+/// [B, F, H, W, out_channels], f32. The condition embedder, norms, modulation and the last projection compute in f32;
+/// parameters of all but the last are stored in f32.
+Tensor wan_transformer(const Scope& s, const WanTransformerConfig& config, const WanInputs& in);
 /// Keys and values of `text` [B, L, text_dim] and, if the config has an image input, `image` [B, N, image_dim].
 WanContext wan_context(const Scope& s, const WanTransformerConfig& config, Tensor text, Tensor image = {});
 

@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/round_up.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/models/config_reader.h"
+#include "maxdiffusion/models/step_reuse.h"
 #include "maxdiffusion/nn/attention.h"
 #include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/nn/rotary.h"
@@ -108,8 +109,10 @@ Tensor block(const Scope& s, const Config& c, Tensor x, Tensor conditions, const
   return x;
 }
 
-Tensor blocks(const Scope& s, const Config& c, int64_t n, Tensor x, Tensor conditions, const Places& places) {
-  return nn::repeat(s, n, x, [&](const Scope& b, Tensor h) { return block(b, c, h, conditions, places); });
+Tensor blocks(const Scope& s, const Config& c, int64_t n, Tensor x, Tensor conditions, const Places& places,
+              int64_t from = 0) {
+  return nn::repeat(
+      s, n, x, [&](const Scope& b, Tensor h) { return block(b, c, h, conditions, places); }, from);
 }
 
 // ---- tokens and their places
@@ -251,8 +254,18 @@ Tensor z_image_transformer(const Scope& s, const Config& c, const ZImageInputs& 
   text = or_learnt(s, "cap_pad_token", lt(counted(g, batch, text_length), per_position(lengths, text_length)), text);
   text = blocks(s / "context_refiner", c, c.n_refiner_layers, text, {}, {rotary(of_text), text_tokens});
 
-  Tensor x = blocks(s / "layers", c, c.n_layers, concatenate({image, text}, 1), conditions,
-                    {rotary(concatenate({of_image, of_text}, 1)), text_tokens + image_length});
+  const Places places{rotary(concatenate({of_image, of_text}, 1)), text_tokens + image_length};
+  const int64_t length = image_length + text_length;
+  using Streams = BlockSequence::Streams;
+  Tensor x = run_blocks(
+      s,
+      {.start = {concatenate({image, text}, 1)},
+       .first = [&](const Scope& root,
+                    const Streams& xs) { return Streams{block(root / "layers" / 0, c, xs[0], conditions, places)}; },
+       .rest = [&](const Scope& root, const Streams& xs,
+                   int64_t from) { return blocks(root / "layers", c, c.n_layers, xs[0], conditions, places, from); },
+       .counts = expand_dims(cast(lt(counted(g, batch, length), per_position(places.lengths, length)), DType::f32), 2)},
+      in.reuse);
 
   const Scope last = s / "all_final_layer.2-1";
   Tensor scale = f32(linear(last / "adaLN_modulation.1", silu(conditions), c.dim, true, axis::kEmbed, axis::kMlp));

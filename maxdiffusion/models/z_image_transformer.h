@@ -12,6 +12,8 @@
 
 namespace md {
 
+struct StepReuse;  // models/step_reuse.h
+
 /// Numbers of image tokens and of text tokens are padded to multiples of this, with trained padding tokens.
 inline constexpr int64_t kZImageTokens = 32;
 
@@ -42,6 +44,7 @@ struct ZImageInputs {
   Tensor text;     // [B, L, cap_feat_dim], L a multiple of kZImageTokens
   Tensor lengths;  // s32 [B]: number of rows of `text` that are the sample's tokens, 0 counts as 1; the others are not
                    // read
+  StepReuse* reuse = {};  // null: nothing is reused
 };
 /// Returns [B, h, w, in_channels], f32: the direction from noise to data that the model is trained to predict; samplers
 /// use its negative. Timestep embedding, norms, modulation and the last projection are computed in f32.

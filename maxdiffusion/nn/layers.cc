@@ -107,7 +107,8 @@ Scope with_stacked_perturbation(const Scope& s, int64_t n) {
 
 /// A block of all variants of repeat: gets the previous block's results and rows of `stacked`.
 using BlockOfAll = std::function<Tensors(const Scope&, const Tensors& xs, const Tensors& rows)>;
-Tensors repeat_all(const Scope& s, int64_t n, Tensors xs, const Tensors& stacked, const BlockOfAll& block) {
+Tensors repeat_all(const Scope& s, int64_t n, Tensors xs, const Tensors& stacked, const BlockOfAll& block,
+                   int64_t from) {
   for (Tensor t : stacked)
     check(t.rank() > 0 && t.dim(0) == n, Code::invalid_graph, "repeat: rows of {} for {} blocks, at {}",
           to_string(t.shape()), n, s.path());
@@ -116,7 +117,7 @@ Tensors repeat_all(const Scope& s, int64_t n, Tensors xs, const Tensors& stacked
         b, [&](const Tensors& zs) { return block(b, zs, rows); }, ys);
   };
   if (!stacks_layers(s, n)) {
-    for (int64_t i = 0; i < n; ++i) {
+    for (int64_t i = from; i < n; ++i) {
       Tensors rows;
       for (Tensor t : stacked) rows.push_back(squeeze(slice_axis(t, 0, i, i + 1), 0));
       Tensors ys = region(s / i, xs, rows);
@@ -124,6 +125,7 @@ Tensors repeat_all(const Scope& s, int64_t n, Tensors xs, const Tensors& stacked
     }
     return xs;
   }
+  check(from == 0, Code::internal, "repeat: {} stacked blocks begin with {}, at {}", n, from, s.path());
   const Scope of_layers = with_stacked_perturbation(s, n);
   Tensor skipped;  // pred [n]
   if (skips_blocks(s)) {
@@ -283,18 +285,23 @@ Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x) {
   return remat_all(s, [&f](const Tensors& xs) { return Tensors{f(xs[0])}; }, {x})[0];
 }
 
-Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block) {
-  return repeat(s, n, x, {}, [&block](const Scope& b, Tensor y, const Tensors&) { return block(b, y); });
+Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block, int64_t from) {
+  return repeat(
+      s, n, x, {}, [&block](const Scope& b, Tensor y, const Tensors&) { return block(b, y); }, from);
 }
 
-Tensor repeat(const Scope& s, int64_t n, Tensor x, const std::vector<Tensor>& stacked, const BlockOfRows& block) {
-  return repeat_all(s, n, {x}, stacked, [&block](const Scope& b, const Tensors& xs, const Tensors& rows) {
-    return Tensors{block(b, xs[0], rows)};
-  })[0];
+Tensor repeat(const Scope& s, int64_t n, Tensor x, const std::vector<Tensor>& stacked, const BlockOfRows& block,
+              int64_t from) {
+  return repeat_all(
+      s, n, {x}, stacked,
+      [&block](const Scope& b, const Tensors& xs, const Tensors& rows) { return Tensors{block(b, xs[0], rows)}; },
+      from)[0];
 }
 
-std::vector<Tensor> repeat(const Scope& s, int64_t n, const std::vector<Tensor>& xs, const BlockOfStreams& block) {
-  return repeat_all(s, n, xs, {}, [&block](const Scope& b, const Tensors& ys, const Tensors&) { return block(b, ys); });
+std::vector<Tensor> repeat(const Scope& s, int64_t n, const std::vector<Tensor>& xs, const BlockOfStreams& block,
+                           int64_t from) {
+  return repeat_all(
+      s, n, xs, {}, [&block](const Scope& b, const Tensors& ys, const Tensors&) { return block(b, ys); }, from);
 }
 
 std::vector<Tensor> per_layer(const Scope& s, int64_t n, const LayerResults& f) {

@@ -79,14 +79,17 @@ Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x);
 
 /// `n` blocks whose parameters are `s / i / …`, or, with scan_layers, one loop over stacked parameters `s / "*" / …`.
 /// Each block is a checkpoint region (remat above). A repeat inside a stacked block is unrolled.
+/// from: the number of the first block that runs; 0 if they are stacked.
 using Block = std::function<Tensor(const Scope&, Tensor)>;
-Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block);
+Tensor repeat(const Scope& s, int64_t n, Tensor x, const Block& block, int64_t from = 0);
 /// Like the above; block i also receives row i of every tensor of `stacked` [n, …].
 using BlockOfRows = std::function<Tensor(const Scope&, Tensor, const std::vector<Tensor>& rows)>;
-Tensor repeat(const Scope& s, int64_t n, Tensor x, const std::vector<Tensor>& stacked, const BlockOfRows& block);
+Tensor repeat(const Scope& s, int64_t n, Tensor x, const std::vector<Tensor>& stacked, const BlockOfRows& block,
+              int64_t from = 0);
 /// Like the above, for blocks that pass several values to the next block.
 using BlockOfStreams = std::function<std::vector<Tensor>(const Scope&, const std::vector<Tensor>&)>;
-std::vector<Tensor> repeat(const Scope& s, int64_t n, const std::vector<Tensor>& xs, const BlockOfStreams& block);
+std::vector<Tensor> repeat(const Scope& s, int64_t n, const std::vector<Tensor>& xs, const BlockOfStreams& block,
+                           int64_t from = 0);
 /// Maps f over the scopes of `n` blocks and stacks each result [..] to [n, ..].
 using LayerResults = std::function<std::vector<Tensor>(const Scope&)>;
 std::vector<Tensor> per_layer(const Scope& s, int64_t n, const LayerResults& f);

@@ -1,5 +1,7 @@
 #include "maxdiffusion/pipelines/denoise_loop.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <cmath>
 #include <future>
@@ -340,6 +342,7 @@ void check_sampling(const Family& family, const SampleOptions& o) {
   if (o.prompt_syntax != "plain")
     for (const auto* texts : {&o.prompts, &o.negative_prompts, &o.second_prompts, &o.second_negative_prompts})
       for (const std::string& text : *texts) parse_weights(o.prompt_syntax, text);  // throws for invalid weights
+  check_step_cache(o.cache, family.spec(), !o.controls.empty());
   check(!o.guidance.has_momentum() || o.cache.step_cache().empty(), Code::invalid_config,
         "apg_momentum is {}; expected 0 with {}", o.guidance.apg_momentum, o.cache.step_cache());
   if (const PerturbedGuidance* p = perturbed_guidance(o.guidance))
@@ -394,7 +397,8 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
     per_sample["noise"] = noise;
   }
   std::vector<ArrayMap> carries(static_cast<size_t>((samples + batch - 1) / batch));  // for each group of samples
-  int64_t done = 0, reused = 0;
+  int64_t done = 0;
+  std::vector<int64_t> reused;  // steps of each group, counted from 1
   const int64_t work = total * static_cast<int64_t>(carries.size());
   const SamplingPlan plan = sampling_plan(family, table, has_images(family, prompts, o), o);
   const std::unique_ptr<StepCache> cache = make_step_cache(o.cache, plan);
@@ -429,6 +433,15 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
       contexts = make_contexts(devices, read, steps, carries.size(), of_group, resident ? *resident : of_context);
     }
     std::vector<Shape> of_steps;  // shapes of the cached arrays
+    if (cache && cache->decides_on_device()) {
+      Graph g(devices.graph_options(&devices.rules()));
+      params_of(
+          g,
+          [&](Graph& step, const ScopeOf& scope) {
+            build_cached_step(step, scope, steps, latent, *cache, false, of_steps);
+          },
+          o.scope);
+    }
     const std::shared_ptr<const Program> program = compile_with_weights(
         devices, read, o, "denoise",
         [&](Graph& g, const ScopeOf& scope) {
@@ -440,7 +453,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
         denoiser);
     read = nullptr;
     std::shared_ptr<const Program> reusing;
-    if (cache) {
+    if (cache && !cache->decides_on_device()) {
       Graph g(devices.graph_options(&devices.rules()));
       params_of(
           g,
@@ -469,6 +482,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
       for (auto& [name, a] : contexts[group]) feed[name] = placed_as_input(devices, *program, name, std::move(a));
       if (cache) cache->begin(stage);
       PendingArray last, moved;
+      std::vector<std::pair<int64_t, PendingArray>> decided;  // whether a step reused arrays
       std::optional<PendingArray> preview;
       const auto send_preview = [&] {
         if (preview) o.preview(first, rows(preview->wait(), 0, std::min(batch, samples - first)));
@@ -490,6 +504,8 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
         PendingArray now = fetch(devices, out.at("done"));
         if (const auto m = out.find("moved"); m != out.end()) moved = fetch(devices, m->second), out.erase(m);
         out.erase("done");
+        if (const auto r = out.find("reused"); r != out.end())
+          decided.emplace_back(i + 1, fetch(devices, r->second)), out.erase(r);
         send_preview();  // of an earlier step: the device already has this one
         if (const auto p = out.find("preview"); p != out.end()) {
           if ((i + 1) % o.preview_every == 0 && i + 1 < total) preview = fetch(devices, p->second);
@@ -499,16 +515,19 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
         if (i > stage.first) last.wait();                       // the device already has the next step
         last = now;
         done += at_once;
-        reused += reuse ? 1 : 0;
+        if (reuse) reused.push_back(i + 1);
         if (o.progress) o.progress(done, work);
       }
       send_preview();
+      for (auto& [step, flag] : decided)
+        if (flag.wait().to_doubles()[0] > 0) reused.push_back(step);
       std::erase_if(feed, [](const auto& a) { return a.first != "sample" && !a.first.starts_with("history"); });
     }
   }
   if (cache)
-    log_info("[{}] Cached {}/{} steps ({:.1f}% cache ratio){}", cache->name(), reused, work,
-             100.0 * static_cast<double>(reused) / static_cast<double>(work), cache->details());
+    log_info("[{}] Cached {}/{} steps ({:.1f}% cache ratio){}: {}", cache->name(), reused.size(), work,
+             100.0 * static_cast<double>(reused.size()) / static_cast<double>(work), cache->details(),
+             fmt::join(reused, " "));
   HostArray latents;
   for (size_t group = 0; group < carries.size(); ++group)
     add_rows(latents, samples, static_cast<int64_t>(group) * batch, devices.get(carries[group].at("sample")));

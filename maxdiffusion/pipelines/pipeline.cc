@@ -301,6 +301,8 @@ struct DiffusionPipeline::Impl {
       o.text_batch = per_device(std::min<int64_t>(std::ssize(o.prompts), 8));
     }
     o.scope = models.scope;
+    check(!o.scope.scan_layers || !o.cache.use_first_block_cache, Code::invalid_config,
+          "scan_layers is true; expected false with use_first_block_cache: the first block runs alone");
     o.compile = models.compile;
     return o;
   }
@@ -367,8 +369,11 @@ struct DiffusionPipeline::Impl {
   void encode_adapters(const SampleRequest& r, const SampleOptions& o, PromptConditioning& prompts) {
     for (const auto& adapter : models.family->spec().image_adapters) {
       const AdapterRequest& its = r.adapters.at(adapter->name);
-      AdapterFields fields =
-          encode_adapter_image(models.devices, *adapter, models.weights, o.scope, o.compile, its.image, o.size);
+      std::unique_ptr<AdapterEncoder>& encoder = adapter_encoders[adapter->name];
+      if (!encoder)
+        encoder = std::make_unique<AdapterEncoder>(models.devices, adapter, models.weights, o.scope, o.compile);
+      AdapterFields fields = encoder->encode(its.image, o.size);
+      leave(encoder);
       const auto scale = static_cast<float>(its.scale);
       for (const auto& [half, values] :
            {std::pair{&prompts.positive, &fields.image}, {&prompts.negative, &fields.without}}) {
@@ -536,8 +541,9 @@ struct DiffusionPipeline::Impl {
   ResidentDenoiser denoiser;
   std::unique_ptr<TextEncoder> text;
   std::unique_ptr<MediaAutoencoder> autoencoder, previewer, upscaler;
-  std::unique_ptr<Impl> refiner;                  // on the same devices; null: there is none
-  std::unique_ptr<ImageConditioner> conditioner;  // refers to the autoencoder
+  std::unique_ptr<Impl> refiner;                                            // on the same devices; null: there is none
+  std::unique_ptr<ImageConditioner> conditioner;                            // refers to the autoencoder
+  std::map<std::string, std::unique_ptr<AdapterEncoder>> adapter_encoders;  // by ImageAdapter::name
 };
 
 DiffusionPipeline::DiffusionPipeline(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -566,7 +572,10 @@ SampleResult DiffusionPipeline::generate(const SampleRequest& request) {
     return p.refiner ? p.generate_refined(request) : p.generate(request, {});
   } catch (Error& e) {
     for (Impl* its : {&p, p.refiner.get()})
-      if (its) its->leave(its->text, its->conditioner, its->autoencoder, its->previewer, its->upscaler);
+      if (its) {
+        its->leave(its->text, its->conditioner, its->autoencoder, its->previewer, its->upscaler);
+        for (auto& [name, encoder] : its->adapter_encoders) its->leave(encoder);
+      }
     if (p.opened && e.code() == Code::device) note_damaged_weights(*p.opened, e);
     throw;
   }

@@ -160,28 +160,38 @@ struct SampleFileKeys : SampleKeys {
 
 /// Keys of caches that reuse predictions of earlier denoising steps.
 struct StepCacheKeys {
-  bool use_cfg_cache = false, use_magcache = false, use_sen_cache = false, use_kv_cache = false,
-       use_batched_text_encoder = false;
-  double magcache_thresh = 0.12, retention_ratio = 0.2;
-  int64_t magcache_K = 2;
+  bool use_cfg_cache = false, use_magcache = false, use_sen_cache = false, use_first_block_cache = false,
+       use_deepcache = false, use_kv_cache = false, use_batched_text_encoder = false;
+  double magcache_thresh = 0.12, retention_ratio = 0.2, first_block_cache_threshold = 0.05;
+  int64_t magcache_K = 2, deepcache_interval = 3, deepcache_branch = 0;
   std::vector<double> mag_ratios_base, mag_ratios_base_720p, mag_ratios_base_480p;
   template <class V>
   void visit(V&& v) {
-    v("use_cfg_cache", use_cfg_cache, "videos: in some steps reuse the guidance of an earlier one");
+    v("use_cfg_cache", use_cfg_cache, "in some steps reuse the guidance of an earlier one");
     v("use_magcache", use_magcache,
-      "videos: skip the denoiser's blocks in steps where they would change the result little");
+      "skip a transformer's blocks in steps where they would change the result little, by measured ratios");
     v("magcache_thresh", magcache_thresh, "error that use_magcache lets add up");
     v("magcache_K", magcache_K, "steps in a row that use_magcache may leave out");
     v("retention_ratio", retention_ratio, "part of the steps, at the beginning, that use_magcache always computes");
     v("mag_ratios_base", mag_ratios_base, "measured ratios for use_magcache: two a step, with prompt and without");
     v("mag_ratios_base_720p", mag_ratios_base_720p, "mag_ratios_base for heights of 720 and more");
     v("mag_ratios_base_480p", mag_ratios_base_480p, "mag_ratios_base for smaller heights");
-    v("use_sen_cache", use_sen_cache,
-      "videos: reuse the last prediction while timestep and latents have changed little");
+    v("use_sen_cache", use_sen_cache, "reuse the last prediction while timestep and latents have changed little");
+    v("use_first_block_cache", use_first_block_cache,
+      "skip a transformer's blocks but the first while that one adds nearly the same as before");
+    v("first_block_cache_threshold", first_block_cache_threshold,
+      "relative change of what the first block adds, up to which use_first_block_cache skips the others", at_least(0));
+    v("use_deepcache", use_deepcache, "reuse the deep levels of a UNet in some steps");
+    v("deepcache_interval", deepcache_interval, "steps from one that computes the deep levels to the next",
+      at_least(1));
+    v("deepcache_branch", deepcache_branch,
+      "skip connection, counted from 0, the finest, below which use_deepcache reuses the levels", at_least(0));
     v("use_kv_cache", use_kv_cache,
       "videos: compute the prompt's keys and values once for all steps; the result is the same");
     v("use_batched_text_encoder", use_batched_text_encoder, "prompts are always encoded together; ignored");
   }
+  /// The keys that enable a cache between steps.
+  std::vector<std::pair<std::string, bool>> step_caches() const;
   /// The key of the enabled cache: "use_magcache"; empty: none.
   std::string step_cache() const;
   /// Throws invalid_config if several are enabled.

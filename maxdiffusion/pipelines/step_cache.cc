@@ -44,6 +44,12 @@ Tensor along(Tensor x, int64_t axis, const HostArray& matrix) {
   return transpose(y, back);
 }
 
+/// The step whose denoiser reuses `r`.
+CachedStep computed_with(const DenoisingStep& step, StepReuse r) {
+  const Tensor all = step.predict_reusing(r);
+  return {step.combine(all), r.arrays, r.reused};
+}
+
 /// Caches the difference between the two predictions. Reused steps add it to the positive one, with amplified low
 /// frequencies in early steps and high frequencies in later ones.
 class CfgCache final : public StepCache {
@@ -59,10 +65,9 @@ class CfgCache final : public StepCache {
       reused_[static_cast<size_t>(s)] = s >= from && (s - from) % kEvery != 0;
     slow_until_ = two ? last.first : n / 2;
   }
-  Tensor compute(const DenoisingStep& step, std::vector<Tensor>& cached) const override {
+  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>&) const override {
     const std::vector<Tensor> halves = split(step.predict(true), 2, 0);
-    cached = {halves[0] - halves[1]};
-    return step.guide(halves[0], halves[1]);
+    return {step.guide(halves[0], halves[1]), {halves[0] - halves[1]}};
   }
   Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& cached, Tensor factors) const override {
     const Tensor positive = step.predict(false), slow = low_frequencies(cached[0]);
@@ -110,22 +115,18 @@ class MagCache final : public StepCache {
       ratios_.push_back({(*base)[2 * i], (*base)[2 * i + 1]});
     }
   }
-  Tensor compute(const DenoisingStep& step, std::vector<Tensor>& cached) const override {
-    const Prediction d = step.predict_with_residual({});
-    cached = {d.residual};
-    const std::vector<Tensor> halves = split(d.sample, 2, 0);
-    return step.guide(halves[0], halves[1]);
+  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>&) const override {
+    return computed_with(step, {.of = StepReuse::Of::blocks});
   }
   Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& cached, Tensor) const override {
-    const std::vector<Tensor> halves = split(step.predict_with_residual(cached[0]).sample, 2, 0);
-    return step.guide(halves[0], halves[1]);
+    return computed_with(step, {.of = StepReuse::Of::blocks, .arrays = cached}).prediction;
   }
   void begin(const SamplingStage&) override { reset(); }
   bool reuses(const SamplingStage& stage, int64_t step, const std::function<double()>&) override {
     const int64_t since = step - stage.first;
     if (since == 0 || since < static_cast<int64_t>(static_cast<double>(stage.steps) * retention_)) return false;
     std::array<double, 2> ratio = ratio_, error = error_;
-    for (size_t i = 0; i < 2; ++i) {
+    for (size_t i = 0; i < (stage.guidance > 1 ? 2 : 1); ++i) {
       ratio[i] *= ratios_[static_cast<size_t>(step)][i];
       error[i] += std::abs(1 - ratio[i]);
     }
@@ -157,10 +158,9 @@ class MagCache final : public StepCache {
 class SenCache final : public StepCache {
  public:
   explicit SenCache(const SamplingPlan& plan) : plan_(plan) {}
-  Tensor compute(const DenoisingStep& step, std::vector<Tensor>& cached) const override {
-    const std::vector<Tensor> halves = split(step.predict(true), 2, 0);
-    cached = {step.guide(halves[0], halves[1]), step.sample};
-    return cached[0];
+  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>&) const override {
+    const Tensor prediction = step.combine(step.predict(true));
+    return {prediction, {prediction, step.sample}};
   }
   Tensor reuse(const DenoisingStep&, const std::vector<Tensor>& cached, Tensor) const override { return cached[0]; }
   Tensor moved(Tensor next, const std::vector<Tensor>& cached) const override {
@@ -192,6 +192,43 @@ class SenCache final : public StepCache {
   int64_t count_ = 0;
 };
 
+/// Reuses all blocks but the first while the first adds nearly the same to the tokens of all rows.
+class FirstBlockCache final : public StepCache {
+ public:
+  explicit FirstBlockCache(double threshold) : threshold_(threshold) {}
+  bool decides_on_device() const override { return true; }
+  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>& before) const override {
+    return computed_with(step, {.of = StepReuse::Of::other_blocks, .threshold = threshold_, .arrays = before});
+  }
+  Tensor reuse(const DenoisingStep&, const std::vector<Tensor>&, Tensor) const override { return {}; }
+  bool reuses(const SamplingStage&, int64_t, const std::function<double()>&) override { return false; }
+  std::string name() const override { return "FirstBlockCache"; }
+  std::string details() const override { return fmt::format(", threshold={}", threshold_); }
+
+ private:
+  double threshold_;
+};
+
+/// Computes the deep levels of a UNet in every `interval`-th step.
+class DeepCache final : public StepCache {
+ public:
+  DeepCache(int64_t interval, int64_t branch) : interval_(interval), branch_(branch) {}
+  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>&) const override {
+    return computed_with(step, {.of = StepReuse::Of::deep_levels, .branch = branch_});
+  }
+  Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& cached, Tensor) const override {
+    return computed_with(step, {.of = StepReuse::Of::deep_levels, .branch = branch_, .arrays = cached}).prediction;
+  }
+  bool reuses(const SamplingStage& stage, int64_t step, const std::function<double()>&) override {
+    return (step - stage.first) % interval_ != 0;
+  }
+  std::string name() const override { return "DeepCache"; }
+  std::string details() const override { return fmt::format(", interval={}, branch={}", interval_, branch_); }
+
+ private:
+  int64_t interval_, branch_;
+};
+
 }  // namespace
 
 Tensor low_frequencies(Tensor x) {
@@ -200,14 +237,27 @@ Tensor low_frequencies(Tensor x) {
   return along(x, columns, low_pass(w, std::max<int64_t>(1, (w / 2 + 1) / 4)));
 }
 
+void check_step_cache(const StepCacheKeys& keys, const FamilySpec& spec, bool controls) {
+  check(!(keys.use_magcache || keys.use_first_block_cache) || !spec.blocks.empty(), Code::invalid_config,
+        "{} is true; expected false: this model is no sequence of blocks", keys.step_cache());
+  if (!keys.use_deepcache) return;
+  check(spec.up_layers > 1, Code::invalid_config, "use_deepcache is true; expected false: this model is no UNet");
+  check(keys.deepcache_branch + 1 < spec.up_layers, Code::invalid_config,
+        "deepcache_branch is {}; expected 0 to {}: this UNet has {} skip connections", keys.deepcache_branch,
+        spec.up_layers - 2, spec.up_layers);
+  check(!controls, Code::invalid_config,
+        "use_deepcache is true; expected false with a ControlNet, which changes the deep levels in each step");
+}
+
 std::unique_ptr<StepCache> make_step_cache(const StepCacheKeys& keys, const SamplingPlan& plan) {
-  const std::string key = keys.step_cache();
   for (const SamplingStage& s : plan.stages)
-    check(key.empty() || s.guidance > 1, Code::invalid_config,
-          "{} needs guidance in every step, but the scale of {} is {}", key, s.denoiser, s.guidance);
+    check(!keys.use_cfg_cache || s.guidance > 1, Code::invalid_config,
+          "use_cfg_cache needs guidance in every step, but the scale of {} is {}", s.denoiser, s.guidance);
   if (keys.use_cfg_cache) return std::make_unique<CfgCache>(plan);
   if (keys.use_magcache) return std::make_unique<MagCache>(keys, plan);
   if (keys.use_sen_cache) return std::make_unique<SenCache>(plan);
+  if (keys.use_first_block_cache) return std::make_unique<FirstBlockCache>(keys.first_block_cache_threshold);
+  if (keys.use_deepcache) return std::make_unique<DeepCache>(keys.deepcache_interval, keys.deepcache_branch);
   return nullptr;
 }
 

@@ -1,6 +1,7 @@
 // Denoising steps that reuse predictions of earlier steps instead of running the whole model. Sources: Lyu et al. 2024
 // (FasterCache, section 3.3: guidance by frequency, use_cfg_cache); Ma et al. 2025 (MagCache); SenCache
-// (arXiv:2602.24208). The choice of steps and the constants are MaxDiffusion's (Wan, inference caches).
+// (arXiv:2602.24208); those of models/step_reuse.h. Of the first three, the choice of steps and the constants are
+// MaxDiffusion's (Wan, inference caches).
 #pragma once
 
 #include <functional>
@@ -35,13 +36,20 @@ struct DenoisingStep {
   /// The model's prediction. `all`: all rows, [negative, positive] with guidance, followed by those of
   /// perturbed_guidance; else the positive ones alone.
   std::function<Tensor(bool all)> predict;
-  /// Prediction of both halves with the blocks' residual; a cached residual replaces the blocks.
-  std::function<Prediction(Tensor residual)> predict_with_residual;
+  /// predict(true), in which the denoiser reuses parts of an earlier step.
+  std::function<Tensor(StepReuse&)> predict_reusing;
   /// Guidance: combines the predictions of the two halves.
   std::function<Tensor(Tensor negative, Tensor positive)> guide;
   /// Combines the rows of predict(true) into one prediction.
   std::function<Tensor(Tensor all)> combine;
   Tensor sample;  // [B, …]
+};
+
+/// What the graph of a computed step makes.
+struct CachedStep {
+  Tensor prediction;
+  std::vector<Tensor> arrays = {};  // that later steps reuse
+  Tensor reused = {};               // f32 []: 1 if the device decided to reuse the arrays of an earlier step, else 0
 };
 
 /// Every step is either computed, and caches arrays, or reuses the arrays of the last computed step. Computed steps
@@ -51,8 +59,11 @@ class StepCache {
   virtual ~StepCache() = default;
 
   // --- Graphs
-  /// A computed step's prediction. `cached` receives the arrays that later steps reuse.
-  virtual Tensor compute(const DenoisingStep& step, std::vector<Tensor>& cached) const = 0;
+  /// Whether the graph of a computed step decides whether to reuse arrays: no step has the other graph.
+  virtual bool decides_on_device() const { return false; }
+  /// A computed step. `before`: arrays of the step before it, zeros at the beginning of a stage, if the device decides;
+  /// else empty. Empty too while their shapes are not known.
+  virtual CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>& before) const = 0;
   /// A step's prediction from the arrays that the last computed step cached. `factors`: f32 [2], see factors().
   virtual Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& cached, Tensor factors) const = 0;
   /// f32 []: distance of the next step's sample from that of the last computed step, if reuses() needs it; else absent.
@@ -70,6 +81,9 @@ class StepCache {
   virtual std::string details() const { return ""; }
 };
 
+/// Throws invalid_config, naming the key, if a cache that the keys enable is not for such models. controls: whether
+/// ControlNets act.
+void check_step_cache(const StepCacheKeys& keys, const FamilySpec& spec, bool controls);
 /// The cache that the keys enable; null: none. Throws invalid_config if it needs guidance in a step without guidance,
 /// or ratios that the keys do not set.
 std::unique_ptr<StepCache> make_step_cache(const StepCacheKeys& keys, const SamplingPlan& plan);

@@ -80,11 +80,11 @@ DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Co
     return steps.family.predict(models, x, broadcast_to(reshape(time, {1}), {x.dim(0)}), c, options);
   };
   g.predict = [=](bool both) { return run(both, {}).sample; };
-  g.predict_with_residual = [=, &steps](Tensor residual) {
-    Prediction p = run(true, {.residual = residual});
-    check(static_cast<bool>(p.residual), Code::invalid_config,
-          "use_magcache is true; expected false: {} has no sequence of blocks to skip", steps.family.spec().denoiser());
-    return p;
+  g.predict_reusing = [=, &steps](StepReuse& reuse) {
+    const Tensor prediction = run(true, {.reuse = &reuse}).sample;
+    check(!reuse.arrays.empty(), Code::invalid_config, "{} is true; expected false: {} has nothing to reuse",
+          steps.options.cache.step_cache(), steps.family.spec().denoiser());
+    return prediction;
   };
   /// negative, away: may be absent.
   auto guide = [&steps, number, guidance_scale, momentum](Tensor negative, Tensor positive, Tensor away) {
@@ -247,22 +247,28 @@ void build_cached_step(Graph& g, const ScopeOf& scope, const StageGraph& steps, 
   auto input_of = [&](size_t i) {
     return g.input(fmt::format("kept{}", i), cached[i], axis::of_batch(cached[i].dims.size()));
   };
-  for (size_t i = 0; reused && i < cached.size(); ++i) arrays.push_back(input_of(i));
+  const bool known = !cached.empty();
+  for (size_t i = 0; i < cached.size(); ++i) arrays.push_back(input_of(i));
   const DenoisingStep one = step_graph(steps, steps.models(scope, g), conditioning, carry[0], row, time, start,
                                        guidance_input(g, steps), scales);
-  const Tensor prediction =
-      reused ? cache.reuse(one, arrays, g.input("factors", {DType::f32, {2}})) : cache.compute(one, arrays);
+  const CachedStep made =
+      reused ? CachedStep{cache.reuse(one, arrays, g.input("factors", {DType::f32, {2}}))} : cache.compute(one, arrays);
+  const Tensor prediction = made.prediction;
+  if (!reused) arrays = made.arrays;
   std::vector<Tensor> next = steps.scheduler.step(prediction, carry[0], row, {carry.begin() + 1, carry.end()},
                                                   rng.at_step(start).for_("step"));
   if (image.mask) next[0] = image.into(next[0], level);
   for (size_t i = 0; i < names.size(); ++i) hand_on(g, names[i], next[i]);
   for (size_t i = 0; !reused && i < arrays.size(); ++i) {
-    cached.push_back(arrays[i].shape());
-    input_of(i);
+    if (!known) {
+      cached.push_back(arrays[i].shape());
+      input_of(i);
+    }
     hand_on(g, fmt::format("kept{}", i), arrays[i]);
   }
   output_preview(g, steps, carry[0], prediction);
   if (Tensor moved = cache.moved(next[0], arrays)) g.output("moved", moved);
+  if (made.reused) g.output("reused", made.reused);
   g.output("done", start);
 }
 

@@ -47,8 +47,9 @@ Conditioning prompt_inputs(Graph& g, const StageGraph& steps);
 void build_steps(Graph& g, const ScopeOf& scope, const StageGraph& steps, int64_t count, const Dims& latent);
 
 /// One step with a cache, with the inputs of build_steps; with `reused` also factors f32 [2]. Arrays kept0 … are
-/// outputs of a computed step and inputs of a reused one. Output moved f32 [], if the cache needs it. `cached`: shapes
-/// of the arrays kept0 …; the graph of a computed step fills it.
+/// outputs of a computed step and inputs of a reused one. Output moved f32 [], if the cache needs it; reused f32 [], if
+/// the device decides. `cached`: shapes of the arrays kept0 …; the graph of a computed step fills it, or reads it if it
+/// is filled.
 void build_cached_step(Graph& g, const ScopeOf& scope, const StageGraph& steps, const Dims& latent,
                        const StepCache& cache, bool reused, std::vector<Shape>& cached);
 

@@ -6,8 +6,10 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/families/family.h"
+#include "maxdiffusion/families/open_model.h"
 #include "maxdiffusion/models/latent_colours.h"
 #include "maxdiffusion/pipelines/guidance.h"
+#include "maxdiffusion/pipelines/step_cache.h"
 #include "maxdiffusion/schedulers/process.h"
 #include "maxdiffusion/schedulers/sampler_class.h"
 
@@ -21,11 +23,12 @@ const std::string kRoot = MD_SOURCE_DIR "/", kGoldens = kRoot + "tests/golden/";
 struct Column {
   std::string title;
   std::vector<std::string> folders;
+  std::string adapters = "sd";  // whose size tests/golden/adapters are of that are added to the first folder
 };
 const std::vector<Column>& columns() {
   static const std::vector<Column> all = {
       {"Stable Diffusion", {"pipelines/sd", "image_to_image/inpainting"}},
-      {"SDXL", {"pipelines/sdxl", "pipelines/sdxl+9", "refiner/refiner"}},
+      {"SDXL", {"pipelines/sdxl", "pipelines/sdxl+9", "refiner/refiner"}, "sdxl"},
       {"FLUX.1", {"flux/dev", "image_to_image/flux_fill"}},
       {"FLUX.2", {"flux2/base"}},
       {"Z-Image", {"zimage/base"}},
@@ -35,7 +38,18 @@ const std::vector<Column>& columns() {
   return all;
 }
 
+bool has_adapter(const Family& f, const std::string& name) {
+  return std::ranges::any_of(f.spec().image_adapters, [&](const auto& a) { return a->name == name; });
+}
 bool begins(const Family& f) { return f.spec().image_to_image && !f.image_conditioning(); }
+bool cache_fits(const Family& f, const StepCacheKeys& keys) {
+  try {
+    check_step_cache(keys, f.spec(), false);
+    return true;
+  } catch (const Error&) {
+    return false;
+  }
+}
 bool begins_with_image(const Family& f) { return begins(f) && !f.spec().videos(); }
 bool is_flow(const ModelFolder& folder) { return is_flow_matching(parse_json(folder.scheduler_config())); }
 
@@ -65,6 +79,16 @@ const std::vector<Feature>& features() {
       {"reference images", [](const ModelFolder&, const Family& f) { return f.reference_images() != nullptr; }},
       {"first frame of a video", [](const ModelFolder&, const Family& f) { return f.required_images() > 0; }},
       {"first and last frame of a video", [](const ModelFolder&, const Family& f) { return f.required_images() > 1; }},
+      {"several [ControlNets](sample.md#controlnet)",
+       [](const ModelFolder&, const Family& f) { return f.spec().controlnets.size() > 1; }},
+      {"[IP-Adapter](sample.md#images-as-prompts)",
+       [](const ModelFolder&, const Family& f) { return has_adapter(f, "ip_adapter"); }},
+      {"T2I-Adapter", [](const ModelFolder&, const Family& f) { return has_adapter(f, "t2i_adapter"); }},
+      {"[learned embeddings](sample.md#learned-embeddings): textual inversion",
+       [](const ModelFolder&, const Family& f) {
+         return std::ranges::any_of(f.spec().text_encoders,
+                                    [](const TextEncoderSpec& e) { return e.embedding_width > 0; });
+       }},
       {"[weights in prompts](sample.md#prompts), more than 77 tokens",
        [](const ModelFolder&, const Family& f) { return !f.spec().chunk_widths.empty(); }},
       {"`prompt_2`", [](const ModelFolder&, const Family& f) { return !f.spec().second_text_fields().empty(); }},
@@ -85,8 +109,13 @@ const std::vector<Feature>& features() {
        [](const ModelFolder&, const Family& f) {
          return !f.spec().videos() && !f.spec().autoencoder->other_published_latents;
        }},
-      {"`use_magcache`",
+      {"[caches](sample.md#caches-between-steps): `use_first_block_cache`, `use_magcache`",
+       [](const ModelFolder&, const Family& f) { return cache_fits(f, {.use_first_block_cache = true}); }},
+      {"`use_magcache` with ratios that are known",
        [](const ModelFolder&, const Family& f) { return static_cast<bool>(f.spec().magcache_ratios); }},
+      {"`use_deepcache`", [](const ModelFolder&, const Family& f) { return cache_fits(f, {.use_deepcache = true}); }},
+      {"`use_cfg_cache`, `use_sen_cache`",
+       [](const ModelFolder&, const Family& f) { return cache_fits(f, {.use_cfg_cache = true}); }},
   };
   return all;
 }
@@ -118,6 +147,15 @@ std::string table() {
       if (folder.starts_with("flux2/")) folders.back().set_option("text_encoder_out_layers", {1, 2, 3});  // it has four
       families.push_back(make_family(folders.back()));
     }
+    const std::string adapters = kGoldens + "adapters/" + c.adapters;
+    ModelKeys keys;
+    if (c.folders[0].starts_with("flux2/")) keys.text_encoder_out_layers = {1, 2, 3};
+    const OpenedModel added =
+        open_model(kGoldens + c.folders[0], keys,
+                   {.purpose = Purpose::sampling,
+                    .controlnets = {2, kGoldens + "pipelines/controlnet" + (c.adapters == "sdxl" ? "_sdxl" : "")},
+                    .adapters = {.ip_adapter = adapters + "_ip", .t2i_adapter = adapters + "_t2i"}});
+    folders.push_back(added.folder), families.push_back(added.family);
     samplers += " " + samplers_of(is_flow(folders[0])) + " |";
     for (size_t i = 0; i < rows.size(); ++i) {
       bool any = false;

@@ -17,7 +17,7 @@ class VideoFamily final : public Family {
 
   Conditioning encode_text(const Models&, const Conditioning&, int64_t) const override { return {}; }
   Prediction predict(const Models&, Tensor x, Tensor, const Conditioning&, const PredictOptions&) const override {
-    return {x, {}};
+    return {x};
   }
 
   /// The autoencoder's weights by input name.

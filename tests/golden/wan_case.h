@@ -7,11 +7,11 @@
 namespace md {
 
 inline NamedTensors run_wan(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
-  return {{"sample",
-           wan_transformer(
-               s, WanTransformerConfig::from_json(json),
-               {.sample = in.at("sample"), .timestep = in.at("timestep"), .text = in.at("text"), .image = in["image"]})
-               .sample}};
+  return {
+      {"sample",
+       wan_transformer(
+           s, WanTransformerConfig::from_json(json),
+           {.sample = in.at("sample"), .timestep = in.at("timestep"), .text = in.at("text"), .image = in["image"]})}};
 }
 
 }  // namespace md

@@ -5,6 +5,7 @@
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/models/step_reuse.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/wan_weight_names.h"
 #include "tests/golden/model_case.h"
@@ -20,9 +21,8 @@ constexpr double kNoiseFloors = 10;
 NamedTensors run_with_context(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
   const WanTransformerConfig c = WanTransformerConfig::from_json(json);
   const WanContext context = wan_context(s, c, in.at("text"), in["image"]);
-  return {
-      {"sample",
-       wan_transformer(s, c, {.sample = in.at("sample"), .timestep = in.at("timestep"), .context = &context}).sample}};
+  return {{"sample",
+           wan_transformer(s, c, {.sample = in.at("sample"), .timestep = in.at("timestep"), .context = &context})}};
 }
 
 void expect_near_reference(const ModelCase& c, const ModelRun& run) {
@@ -146,13 +146,15 @@ TEST(WanNames, OfAutoencodersAreThoseOfTheReferenceConverter) {
 TEST(WanResidual, ReplacesTheBlocksAndTheirInputs) {
   ModelCase c = load_case("wan_i2v");
   auto forward = [](const Scope& s, const nlohmann::json& json, NamedTensors& in) -> NamedTensors {
-    const WanOutputs out = wan_transformer(s, WanTransformerConfig::from_json(json),
-                                           {.sample = in.at("sample"),
-                                            .timestep = in.at("timestep"),
-                                            .text = in["text"],
-                                            .image = in["image"],
-                                            .residual = in["residual"]});
-    return {{"sample", out.sample}, {"residual", out.residual}};
+    StepReuse reuse;
+    if (in["residual"]) reuse.arrays = {in["residual"]};
+    const Tensor sample = wan_transformer(s, WanTransformerConfig::from_json(json),
+                                          {.sample = in.at("sample"),
+                                           .timestep = in.at("timestep"),
+                                           .text = in["text"],
+                                           .image = in["image"],
+                                           .reuse = &reuse});
+    return {{"sample", sample}, {"residual", reuse.arrays.at(0)}};
   };
   const ModelRun whole = run_case(c, forward);
   c.inputs.erase("text");

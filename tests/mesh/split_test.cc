@@ -88,7 +88,7 @@ void trace_wan(Graph& g, int64_t batch) {
   const WanInputs in{
       .sample = input("sample", {2, 4, 8, 4}), .timestep = input("timestep", {}), .text = input("text", {kWords, 16})};
   const ScopeOptions options{.attention = "dot_product"};
-  g.output("loss", mean(square(wan_transformer(Scope(g, params, "wan", options), c, in).sample)));
+  g.output("loss", mean(square(wan_transformer(Scope(g, params, "wan", options), c, in))));
 }
 
 struct Compiled {

@@ -295,6 +295,28 @@ TEST_F(LoadedPipeline, TakesLoraFilesAndAControlNet) {
   EXPECT_EQ(compiled, before);
 }
 
+TEST_F(LoadedPipeline, AdaptersOfImagesAreCompiledAndReadOnce) {
+  HostArray image(Shape{DType::u8, {40, 60, 3}});
+  for (size_t i = 0; i < image.bytes(); ++i) image.mutable_view<uint8_t>()[i] = static_cast<uint8_t>(i * 7 % 251);
+  for (const char* adapter : {"sd_ip", "sd_ip_plus"}) {
+    std::filesystem::remove_all(t / "adapter");
+    std::filesystem::copy(kGoldens + "adapters/" + adapter, t / "adapter", std::filesystem::copy_options::recursive);
+    std::filesystem::remove_all(t / "t2i");
+    std::filesystem::copy(kGoldens + "adapters/sd_t2i", t / "t2i", std::filesystem::copy_options::recursive);
+    options.adapters = {.ip_adapter = t / "adapter", .t2i_adapter = t / "t2i"};
+    DiffusionPipeline pipeline = DiffusionPipeline::load(kSd, options);
+    request.adapters = {{"ip_adapter", {image, 0.7}}, {"t2i_adapter", {image, 0.7}}};
+    compiled = 0;
+    const SampleResult first = pipeline.generate(request);
+    EXPECT_EQ(compiled, 5);  // text encoder, each adapter, denoiser, decoder
+    for (const char* folder : {"adapter", "t2i"}) std::filesystem::remove_all(t / folder);
+    EXPECT_TRUE(same(pipeline.generate(request).media, first.media));
+    for (auto& a : request.adapters) a.second.image = HostArray(image.shape());
+    EXPECT_FALSE(same(pipeline.generate(request).media, first.media));
+    EXPECT_EQ(compiled, 5);
+  }
+}
+
 TEST_F(LoadedPipeline, VideosOfBothExpertsStayOnTheDevices) {
   ask_for_video();
   for (const auto& [folder, most] : {std::pair{kWan, 4}, {kWan2, 5}}) {
@@ -328,6 +350,23 @@ TEST_F(LoadedPipeline, CachesOfStepsAndPromptsFindTheirWeights) {
   request.cache.use_kv_cache = false;
   EXPECT_TRUE(same(pipeline.generate(request).media, plain.media));
   EXPECT_EQ(compiled, before);
+}
+
+TEST_F(LoadedPipeline, CachesOfBlocksAndLevelsStay) {
+  for (const std::string& folder : {kSd, kFlux}) {
+    DiffusionPipeline pipeline = DiffusionPipeline::load(folder, options);
+    const SampleResult plain = pipeline.generate(request);
+    SampleRequest cached = request;
+    cached.cache.use_deepcache = folder == kSd, cached.cache.use_first_block_cache = folder == kFlux;
+    cached.cache.first_block_cache_threshold = 1e9;
+    compiled = 0;
+    const SampleResult reused = pipeline.generate(cached);
+    EXPECT_FALSE(same(reused.latents, plain.latents)) << folder;
+    EXPECT_EQ(compiled, folder == kSd ? 2 : 1) << folder;  // two graphs of steps; one that decides
+    EXPECT_TRUE(same(pipeline.generate(cached).latents, reused.latents)) << folder;
+    EXPECT_TRUE(same(pipeline.generate(request).latents, plain.latents)) << folder;
+    EXPECT_EQ(compiled, folder == kSd ? 2 : 1) << folder;
+  }
 }
 
 TEST_F(LoadedPipeline, WorksOnSeveralDevices) {

@@ -30,7 +30,8 @@ const std::string kVideoGoldens = MD_SOURCE_DIR "/tests/golden/wan", kFlowGolden
                   kQwenEditGoldens = MD_SOURCE_DIR "/tests/golden/qwenimage_edit",
                   kInversionGoldens = MD_SOURCE_DIR "/tests/golden/inversion",
                   kControlGoldens = MD_SOURCE_DIR "/tests/golden/controls",
-                  kAdapterGoldens = MD_SOURCE_DIR "/tests/golden/adapters";
+                  kAdapterGoldens = MD_SOURCE_DIR "/tests/golden/adapters",
+                  kCachedGoldens = MD_SOURCE_DIR "/tests/golden/cached";
 
 /// The goldens in a folder.
 const SafetensorsReader& golden(const std::string& root) {
@@ -60,7 +61,7 @@ std::vector<Case> cases() {
   std::vector<Case> all;
   for (const std::string& root : {kGoldens, kVideoGoldens, kFlowGoldens, kFlow2Goldens, kZImageGoldens,
                                   kQwenImageGoldens, kQwenEditGoldens, kPromptGoldens, kImageGoldens, kGuidedGoldens,
-                                  kInversionGoldens, kControlGoldens, kRefinerGoldens, kAdapterGoldens})
+                                  kInversionGoldens, kControlGoldens, kRefinerGoldens, kAdapterGoldens, kCachedGoldens})
     for (const auto& j : parse_json(read_file(root + "/cases.json")))
       all.push_back({root, j["name"], j["folder"], j.value("same_as", j["name"].get<std::string>()),
                      j.value("control", false), j["words"]});
@@ -143,6 +144,10 @@ TEST_P(Pipeline, SamplesAsDiffusersDoes) {
     EXPECT_TRUE(contains(
         o.err, fmt::format("] Cached {}/{} steps (", std::ranges::count(steps->second, 'x'), steps->second.size())))
         << o.err;
+    std::string numbers;
+    for (size_t i = 0; i < steps->second.size(); ++i)
+      if (steps->second[i] == 'x') numbers += fmt::format(" {}", i + 1);
+    EXPECT_TRUE(contains(o.err, ":" + numbers + "\n")) << numbers << "\n" << o.err;
   }
   if (c.name == "sd_long_prompt") {
     EXPECT_TRUE(contains(o.err, "is cut")) << o.err;

@@ -164,6 +164,10 @@ def record(root, pipes, cases, run, words_of, extra={}):
         wide = run(case, torch.float64)
         floor = ((narrow["latents"] - wide["latents"]).norm() / wide["latents"].norm()).item()
         metadata[f"noise_floor.{case}"] = f"{floor:.2g}"
+        reused = narrow.pop("reused", None)  # by step: whether it reuses what an earlier one computed
+        if reused is not None:
+            assert reused.tolist() == wide["reused"].tolist()
+            metadata[f"reused.{case}"] = "".join("x" if r else "." for r in reused.tolist())
         arrays |= {f"{case}.{k}": v.contiguous() for k, v in narrow.items()}
         print(case, {k: list(v.shape) for k, v in narrow.items()}, f"noise floor {floor:.2g}")
     save_file(arrays | extra, root / "golden.safetensors", metadata=metadata)
