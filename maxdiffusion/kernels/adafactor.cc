@@ -18,7 +18,7 @@ struct AdafactorStep {
 /// Updates p, and m unless null.
 MD_VECTORIZED void move_by_factors(const AdafactorStep& s, const FactoredPart& part, const float* __restrict g,
                                    float* __restrict p, float* __restrict m) {
-  const float max_value = s.gradients.max_value, b1 = s.b1, new1 = 1 - s.b1, kept = 1 - s.weight_decay;
+  const float max_value = s.gradients.max_value, b1 = s.b1, new1 = 1 - s.b1, retained = 1 - s.weight_decay;
   const int64_t n = part.columns;
   const float* row = part.row;
   for (int64_t matrix = 0; matrix < part.matrices; ++matrix) {
@@ -29,12 +29,12 @@ MD_VECTORIZED void move_by_factors(const AdafactorStep& s, const FactoredPart& p
       prefetch(p + kAhead, n);
       if (m == nullptr) {
 #pragma omp simd
-        for (int64_t j = 0; j < n; ++j) p[j] = p[j] * kept - limited(g[j], max_value) * of_row * columns[j];
+        for (int64_t j = 0; j < n; ++j) p[j] = p[j] * retained - limited(g[j], max_value) * of_row * columns[j];
       } else {
 #pragma omp simd
         for (int64_t j = 0; j < n; ++j) {
           m[j] = m[j] * b1 + limited(g[j], max_value) * of_row * columns[j] * new1;
-          p[j] = p[j] * kept - m[j];
+          p[j] = p[j] * retained - m[j];
         }
         m += n;
       }

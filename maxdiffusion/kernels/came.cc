@@ -42,11 +42,11 @@ MD_VECTORIZED void average_updates(const FactoredPart& part, const FactoredGradi
 MD_VECTORIZED void move_along(const FactoredPart& part, float rate, float weight_decay, bool factored,
                               float* __restrict p, const float* __restrict m) {
   const int64_t n = part.columns;
-  const float kept = 1 - weight_decay * rate;
+  const float retained = 1 - weight_decay * rate;
   if (!factored) {
     const int64_t size = part.size();
 #pragma omp simd
-    for (int64_t i = 0; i < size; ++i) p[i] = p[i] * kept - m[i] * rate;
+    for (int64_t i = 0; i < size; ++i) p[i] = p[i] * retained - m[i] * rate;
     return;
   }
   const float* row = part.row;
@@ -57,7 +57,7 @@ MD_VECTORIZED void move_along(const FactoredPart& part, float rate, float weight
       prefetch(p + kAhead, n);
       prefetch(m + kAhead, n);
 #pragma omp simd
-      for (int64_t j = 0; j < n; ++j) p[j] = p[j] * kept - m[j] * of_row * columns[j];
+      for (int64_t j = 0; j < n; ++j) p[j] = p[j] * retained - m[j] * of_row * columns[j];
     }
   }
 }
