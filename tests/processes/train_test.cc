@@ -191,6 +191,51 @@ TEST(ProcessesTrain, EncodingTrainingSamplingAndEvaluationEqualOneProcess) {
   EXPECT_EQ(job.output.find("[1]"), std::string::npos) << job.output;
 }
 
+// Repeats, captions that vary and buckets are chosen by the sample's place in the common order, not by the process.
+TEST(ProcessesTrain, OfDatasetFilesOfOtherTrainersEqualOneProcess) {
+  const Shared& s = shared();
+  const std::string few = s.folder / "few", wide = s.folder / "wide";
+  make_folders(few);
+  make_folders(wide);
+  for (int i = 0; i < 3; ++i) {
+    for (const char* type : {".png", ".txt"}) fs::copy(fmt::format("{}/{}{}", s.images, i, type), few);
+    HostArray rgb(Shape{DType::u8, {16, 32, 3}});
+    std::ranges::fill(rgb.mutable_view<uint8_t>(), static_cast<uint8_t>(60 * i + 40));
+    write_png(fmt::format("{}/{}.png", wide, i), rgb);
+    write_file_atomic(fmt::format("{}/{}.txt", wide, i), fmt::format("wide, shade, number {}", i));
+  }
+  const std::string kohya = s.folder / "kohya.toml", musubi = s.folder / "musubi.toml";
+  write_file_atomic(kohya, fmt::format("[general]\ncaption_extension = '.txt'\nshuffle_caption = true\n"
+                                       "[[datasets]]\nresolution = 16\nbatch_size = 4\n"
+                                       "[[datasets.subsets]]\nimage_dir = '{}'\nnum_repeats = 3\n"
+                                       "[[datasets.subsets]]\nimage_dir = '{}'\ncaption_dropout_rate = 0.3\n"
+                                       "caption_prefix = 'wide '\nflip_aug = true\n",
+                                       few, wide));
+  write_file_atomic(musubi, fmt::format("[general]\nresolution = [16, 16]\ncaption_extension = '.txt'\n"
+                                        "enable_bucket = false\n"
+                                        "[[datasets]]\nimage_directory = '{}'\nnum_repeats = 2\n"
+                                        "[[datasets]]\nimage_directory = '{}'\n",
+                                        few, wide));
+  for (const std::string& file : {kohya, musubi}) {
+    const std::string name = fs::path(file).stem();
+    const auto of = [&](int processes, const std::string& extra) {
+      const std::string run = fmt::format("{}_{}", name, processes);
+      const JobResult job = run_job(
+          processes, train(run, "pretrained_model_name_or_path=" + s.run("first") + "/checkpoints/4 dataset_config=" +
+                                    file + " dataset_save_location=" + (s.folder / ("data_" + run)) +
+                                    " train_new_vae=false random_text_encoder=false prompt=[] max_train_steps=8 "
+                                    "checkpoint_every=-1 " +
+                                    extra));
+      EXPECT_EQ(job.status, 0) << job.output;
+      return metric(run);
+    };
+    on_latents("");  // the single-process run whose models these are
+    const std::vector<double> expected = of(1, "");
+    ASSERT_EQ(expected.size(), 8u);
+    expect_close(of(2, ""), expected);
+  }
+}
+
 TEST(ProcessesTrain, ResumeAfterAKillIsBitExact) {
   const Signalled killed = signalled("killed", 2, 1, SIGKILL, 4);
   EXPECT_LT(killed.seconds, 10);
