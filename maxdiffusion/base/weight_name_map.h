@@ -27,6 +27,8 @@ struct WeightNameMap {
   std::vector<std::string> unneeded = {};
   /// Value of general.architecture in GGUF files of this model; empty: no GGUF files use the names above.
   std::string architecture = {};
+  /// The weight's name in those GGUF files; empty: that of the first alias without a prefix.
+  std::function<std::string(const std::string& name)> gguf_name = {};
 };
 
 }  // namespace md

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/layer_path.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
 
@@ -64,11 +65,10 @@ bool CheckpointReader::add_component(const std::string& component) {
 }
 
 void CheckpointReader::add_stack(const std::string& array, int64_t layers) {
-  const size_t star = array.find('*');
-  check(star != array.npos && layers > 0, Code::internal, "'{}' is not a stack of {} layers", array, layers);
+  check(is_stacked(array) && layers > 0, Code::internal, "'{}' is not a stack of {} layers", array, layers);
   IndexedArray stack;
   for (int64_t i = 0; i < layers; ++i) {
-    const std::string name = array.substr(0, star) + std::to_string(i) + array.substr(star + 1);
+    const std::string name = layer_path(array, i);
     const IndexedArray& layer = find(name);
     Shape expected{layer.shape.dtype, layer.shape.dims};
     expected.dims.insert(expected.dims.begin(), layers);

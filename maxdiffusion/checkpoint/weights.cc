@@ -13,6 +13,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/layer_path.h"
 #include "maxdiffusion/base/mapped_memory.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
@@ -173,10 +174,6 @@ class Matcher {
   std::vector<std::string> missing_, other_shape_;
 };
 
-std::string layer_name(const std::string& name, size_t star, int64_t layer) {
-  return name.substr(0, star) + std::to_string(layer) + name.substr(star + 1);
-}
-
 /// The matches for one expected weight: one, or one for each layer of a stack.
 struct Found {
   WantedWeight weight;
@@ -185,7 +182,7 @@ struct Found {
   HostArray read(bool keep_type) const {
     Shape shape = weight.shape;
     if (keep_type && !parts.at(0).format) shape.dtype = parts[0].array.dtype();
-    if (weight.name.find('*') == std::string::npos) return parts[0].read(shape.dtype);
+    if (!is_stacked(weight.name)) return parts[0].read(shape.dtype);
     HostArray all(shape);
     std::byte* to = all.mutable_data();
     for (const Match& part : parts) {
@@ -199,12 +196,11 @@ struct Found {
 };
 
 Found find(Matcher& matcher, const WantedWeight& w) {
-  const size_t star = w.name.find('*');
-  if (star == std::string::npos) return {w, {matcher.take(w.name, w.shape)}};
+  if (!is_stacked(w.name)) return {w, {matcher.take(w.name, w.shape)}};
   check(!w.shape.dims.empty(), Code::internal, "weight '{}': a stack of layers needs a leading size", w.name);
   Found found{w, {}};
   const Shape one{w.shape.dtype, {w.shape.dims.begin() + 1, w.shape.dims.end()}};
-  for (int64_t i = 0; i < w.shape.dims[0]; ++i) found.parts.push_back(matcher.take(layer_name(w.name, star, i), one));
+  for (int64_t i = 0; i < w.shape.dims[0]; ++i) found.parts.push_back(matcher.take(layer_path(w.name, i), one));
   return found;
 }
 
@@ -277,12 +273,11 @@ ArraysToWrite open_each_weight(const SafetensorsReader& file, const std::string&
   verify_component(path);
   ArraysToWrite out;
   for (const Found& f : found) {
-    const size_t star = f.weight.name.find('*');
     for (size_t i = 0; i < f.parts.size(); ++i) {
       const Match& part = f.parts[i];
       const Shape shape{options.keep_types && !part.format ? part.array.dtype() : f.weight.shape.dtype, part.dims};
       const std::string name =
-          star == std::string::npos ? f.weight.name : layer_name(f.weight.name, star, static_cast<int64_t>(i));
+          is_stacked(f.weight.name) ? layer_path(f.weight.name, static_cast<int64_t>(i)) : f.weight.name;
       out[name] = {shape, [part, type = shape.dtype] { return part.read(type); }};
     }
   }
@@ -303,8 +298,7 @@ std::vector<std::string> weight_files(const SafetensorsReader& file, const std::
 }
 
 NamedShards unstacked(const std::string& name, const ShardedArray& array) {
-  const size_t star = name.find('*');
-  if (star == std::string::npos) return {{name, array}};
+  if (!is_stacked(name)) return {{name, array}};
   check(!array.shape.dims.empty(), Code::internal, "weight '{}': a stack of layers needs a leading size", name);
   auto rest = [](const std::vector<int64_t>& v) { return std::vector<int64_t>(v.begin() + 1, v.end()); };
   const Shape one{array.shape.dtype, rest(array.shape.dims)};
@@ -318,7 +312,7 @@ NamedShards unstacked(const std::string& name, const ShardedArray& array) {
   }
   NamedShards out;
   for (size_t i = 0; i < layers.size(); ++i)
-    out.emplace(layer_name(name, star, static_cast<int64_t>(i)), std::move(layers[i]));
+    out.emplace(layer_path(name, static_cast<int64_t>(i)), std::move(layers[i]));
   return out;
 }
 

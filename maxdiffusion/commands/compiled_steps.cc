@@ -170,6 +170,16 @@ void print_report(const CompiledSteps& steps, const AheadOfTime& ahead, double f
     fmt::print("arrays whose axes are put into another order in memory: {}, {}\n", ahead.turned.size(),
                bytes_text(static_cast<int64_t>(bytes)));
   }
+  if (!ahead.host_copies.empty()) {
+    double bytes = 0, overlapped = 0;
+    for (const pjrt::HostCopy& c : ahead.host_copies) {
+      const double all = static_cast<double>(c.bytes) * c.times;
+      bytes += all, overlapped += c.overlapped > 0 ? all : 0;
+    }
+    fmt::print("copied from the host's memory: {} in {} operations, of which {} while products or others run\n",
+               bytes_text(static_cast<int64_t>(bytes)), ahead.host_copies.size(),
+               bytes_text(static_cast<int64_t>(overlapped)));
+  }
   if (!ahead.cache_file.empty()) fmt::print("kept for such devices: {}\n", ahead.cache_file);
   for (const auto& [target, calls] : ahead.custom_calls)
     fmt::print("custom calls of {}: {} operations, {:g} runs\n", target, calls.operations, calls.runs);

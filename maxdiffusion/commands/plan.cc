@@ -30,6 +30,7 @@ StateBytes state_bytes(const StepGraph& s, const Mesh& mesh, const StepOptions& 
   for (const Param& p : s.params.params()) params[p.input] = &p;
   const std::vector<StateSlot> slots = optimizer_slots(o.optim);
   for (const GraphInput& in : s.graph->inputs()) {
+    if (in.in_host_memory) continue;
     const int64_t elements = shard_of(mesh, Sharding{in.sharding}, in.value.dims(), 0, in.name).elements();
     const int64_t bytes = elements * static_cast<int64_t>(size_of(in.value.dtype()));
     const auto param = params.find(in.name);
@@ -194,8 +195,14 @@ void plan_fit(const TrainingRequest& r, const std::vector<std::string>& sizes) {
   continue_in_child_process();
   std::optional<int64_t> memory;
   bool offloads = false;
+  int64_t blocks = std::numeric_limits<int64_t>::max();
   {
     const ModelComponents models(opened_for(r));
+    LayerKeys stacked = r.components.encoders.layers;
+    stacked.scan_layers = true;
+    const std::vector<std::string>& denoisers = models.family()->spec().denoisers;
+    const ParamTable params = models.folder().params(denoisers, scope_options(stacked));
+    for (const std::string& denoiser : denoisers) blocks = std::min(blocks, params.blocks(denoiser));
     const Place place = place_of(r.components.devices, models);
     memory = place.memory;
     offloads = place.mesh_devices.platform != "cpu";
@@ -208,7 +215,7 @@ void plan_fit(const TrainingRequest& r, const std::vector<std::string>& sizes) {
     limits.push_back(text == "auto" ? *memory : memory_size("fit", text));
   }
   const std::vector<MemoryChange> changes =
-      memory_changes(memory_keys(r), !samples(r), samples(r) || r.learning.lora.train_lora, offloads);
+      memory_changes(memory_keys(r), !samples(r), samples(r) || r.learning.lora.train_lora, offloads, blocks);
   std::map<std::vector<size_t>, MemoryNeed> compiled;
   const auto need = [&](const std::vector<size_t>& set) -> MemoryNeed {
     if (const auto done = compiled.find(set); done != compiled.end()) return done->second;

@@ -238,8 +238,9 @@ constexpr const char* kGguf = ".gguf";
 const GgufType* gguf_type(const std::string& dtype) { return find_written_gguf_type(dtype); }
 bool is_scaled_float8(const ConvertKeys& k) { return k.quantizes() && !gguf_type(k.dtype); }
 
-/// The name of a parameter in the original layout, after `prefix`.
-WeightAlias original_of(const Part& part, const std::string& name, const std::string& prefix) {
+/// The name of a parameter in the original layout, after `prefix`; `gguf`: in GGUF files.
+WeightAlias original_of(const Part& part, const std::string& name, const std::string& prefix, bool gguf) {
+  if (gguf && part.weight_names.gguf_name) return {.name = part.weight_names.gguf_name(name)};
   if (part.weight_names.aliases)
     for (const WeightAlias& other : part.weight_names.aliases(name))
       if (other.prefix == prefix) return other;
@@ -248,14 +249,15 @@ WeightAlias original_of(const Part& part, const std::string& name, const std::st
 }
 
 /// Adds `values` under the original names to a file's arrays; parts of one array are merged when it is written.
-void add_original(const Part& part, const ArraysToWrite& values, const std::string& prefix, ArraysToWrite& out) {
+void add_original(const Part& part, const ArraysToWrite& values, const std::string& prefix, bool gguf,
+                  ArraysToWrite& out) {
   struct Parts {
     int64_t parts;
     std::vector<std::pair<std::vector<int64_t>, std::function<HostArray()>>> of;
   };
   std::map<std::string, std::shared_ptr<Parts>> joined;
   for (const auto& [name, array] : values) {
-    const WeightAlias other = original_of(part, name, prefix);
+    const WeightAlias other = original_of(part, name, prefix, gguf);
     const std::string key = other.full_name();
     Shape shape = array.shape;
     if (other.transposed) std::swap(shape.dims.at(0), shape.dims.at(1));
@@ -311,7 +313,8 @@ class Writer {
     for (const Part& part : s_.parts)
       if (architecture.empty()) architecture = part.weight_names.architecture;
     check(!gguf || !architecture.empty(), Code::invalid_config,
-          "'{}': models of '{}' have no names in GGUF files; expected a denoiser or a T5 encoder: component=NAME, or a "
+          "'{}': models of '{}' have no names in GGUF files; expected a denoiser, or a T5 or Qwen encoder: "
+          "component=NAME, or a "
           "name that ends in .safetensors",
           to, s_.path);
     ArraysToWrite out = to_write(whole_ ? s_.single_file.extra_tensors : HostArrays());
@@ -321,7 +324,7 @@ class Writer {
       if (whole_ && prefix == s_.single_file.prefixes.end())
         left.push_back(part.name);
       else
-        add_original(part, values(part), whole_ ? prefix->second : lone_prefix(part), out);
+        add_original(part, values(part), whole_ ? prefix->second : lone_prefix(part), gguf, out);
     }
     finish_reading();
     if (!left.empty())

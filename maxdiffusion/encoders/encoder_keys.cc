@@ -20,6 +20,13 @@ ScopeOptions denoiser_options(const LayerKeys& keys, const Devices& devices, con
     log_info("quantization {}: {} of {} layers of {}", q->name, count.quantized, count.all,
              fmt::join(family.spec().denoisers, " and "));
   }
+  if (options.blocks_to_swap > 0) {
+    const ParamTable params = folder.params(family.spec().denoisers, options);
+    for (const std::string& denoiser : family.spec().denoisers)
+      check(options.blocks_to_swap <= params.blocks(denoiser), Code::invalid_config,
+            "blocks_to_swap is {}; expected at most {}: {} has no more blocks that repeat", options.blocks_to_swap,
+            params.blocks(denoiser), denoiser);
+  }
   return options;
 }
 
@@ -27,6 +34,7 @@ ScopeOptions text_encoder_options(ScopeOptions scope, const EncoderKeys& keys) {
   scope.weights = scope.activations = parse_float_dtype("text_encoder_dtype", keys.text_encoder_dtype);
   scope.trainable = false;
   scope.quantization = nullptr;
+  scope.blocks_to_swap = 0;
   scope.few_bits =
       make_few_bits("text_encoder_base_weights_dtype", keys.text_encoder_base_weights_dtype, {kOutsideBlocks});
   scope.dropout = 0;
@@ -39,6 +47,7 @@ ScopeOptions autoencoder_options(ScopeOptions scope, const EncoderKeys& keys) {
   scope.replicated = keys.replicate_vae;
   scope.trainable = false;
   scope.quantization = nullptr;
+  scope.blocks_to_swap = 0;
   scope.few_bits = nullptr;
   scope.dropout = 0;
   return scope;

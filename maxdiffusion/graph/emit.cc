@@ -160,6 +160,7 @@ std::string Printer::module(std::string_view name) {
     bind(in.value, in_order_of(inverse(in.order), v));
     std::vector<std::string> attributes;
     if (!axes.empty()) attributes.push_back(stored_sharding(in.sharding, v.shape.rank(), in.order));
+    if (in.in_host_memory) attributes.emplace_back("mhlo.memory_kind = \"pinned_host\"");
     if (in.alias) attributes.push_back(fmt::format("tf.aliasing_output = {} : i32", *in.alias));
     args += fmt::format("{}{}: {}", i ? ", " : "", v.name, mlir_type(v.shape));
     if (!attributes.empty()) args += fmt::format(" {{{}}}", fmt::join(attributes, ", "));
@@ -334,6 +335,13 @@ void EmitCtx::simple(std::string_view op, std::string_view attributes) {
   std::vector<Value> operands;
   for (int i = 0; i < in_count(); ++i) operands.push_back(in(i));
   set_out(emit(op, operands, out(), attributes));
+}
+
+Value in_memory(EmitCtx& c, const Value& v, std::string_view kind) {
+  return c.emit("stablehlo.custom_call", {v}, v.shape,
+                fmt::format("call_target_name = \"annotate_device_placement\", has_side_effect = true, "
+                            "mhlo.frontend_attributes = {{_xla_buffer_placement = \"{}\"}}",
+                            kind));
 }
 
 std::string to_stablehlo(const Graph& graph, std::string_view module_name) {

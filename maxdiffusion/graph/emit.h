@@ -88,6 +88,9 @@ std::string to_stablehlo(const Graph& graph, std::string_view module_name = "pro
 std::string mlir_array(const std::vector<int64_t>& values);
 /// A string literal with its quotes.
 std::string mlir_string(std::string_view text);
+/// The value, copied to this kind of memory ("device", "pinned_host") as JAX's device_put requests it: the compiler
+/// overlaps the copy with other work.
+Value in_memory(EmitCtx& c, const Value& v, std::string_view kind);
 /// `#sdy.sharding<@mesh, [{"data"}, {}]>`.
 std::string sdy_sharding(const DimAxes& axes, int64_t rank);
 /// Float literal that parses back to the same bits in this type; hexadecimal for inf and nan.

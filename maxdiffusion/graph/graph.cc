@@ -70,6 +70,13 @@ Tensor Graph::input(const std::string& name, const Shape& shape, const LogicalAx
   return inputs_.back().value;
 }
 
+void Graph::keep_in_host_memory(const std::string& input) {
+  const int i = input_index(input);
+  check(i >= 0, Code::invalid_graph, "keep '{}' in the host's memory: no such input", input);
+  GraphInput& in = inputs_[static_cast<size_t>(i)];
+  in.in_host_memory = in.value.node()->in_host_memory = options_.platform != Platform::cpu;
+}
+
 void Graph::output(const std::string& name, Tensor value, const std::string& like) {
   check(static_cast<bool>(value), Code::invalid_graph, "output '{}' is absent", name);
   check(&value.graph() == this, Code::invalid_graph, "output '{}' belongs to another graph", name);
@@ -158,6 +165,7 @@ Tensor Graph::capture(Tensor outer) {
 Tensor Graph::add_capture(Tensor outer) {
   check(parent_ != nullptr, Code::internal, "add_capture: only a body has captures");
   captures_.emplace_back(parent_->capture(outer), add(kParameter, {}, outer.shape())->out());
+  captures_.back().second.node()->in_host_memory = outer.node()->in_host_memory;
   return captures_.back().second;
 }
 

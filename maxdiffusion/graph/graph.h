@@ -68,10 +68,11 @@ class Node {
   Graph* graph = nullptr;
   const std::string* path = nullptr;  // scope path, interned by the graph
   int id = 0;
-  int remat_region = 0;     // 0: none; otherwise set by autodiff/checkpoint
-  std::string name;         // set by `named(x, "attn_output")`, read by remat policies
-  bool backward = false;    // created by a gradient rule
-  bool recomputed = false;  // a copy for the backward pass of a value that was not stored
+  int remat_region = 0;         // 0: none; otherwise set by autodiff/checkpoint
+  std::string name;             // set by `named(x, "attn_output")`, read by remat policies
+  bool backward = false;        // created by a gradient rule
+  bool recomputed = false;      // a copy for the backward pass of a value that was not stored
+  bool in_host_memory = false;  // see Graph::keep_in_host_memory; also of its captures
 
   template <class T>
   const T& attrs() const {
@@ -92,6 +93,7 @@ struct GraphInput {
   DimAxes sharding;          // resolved from axes when the input was made
   Axes order;                // memory layout (GraphOptions::memory_order)
   std::optional<int> alias;  // index of the output that reuses this input's memory (donation)
+  bool in_host_memory = false;
 };
 struct GraphOutput {
   std::string name;
@@ -120,6 +122,9 @@ class Graph {
   void output(const std::string& name, Tensor value, const std::string& like = "");
   /// Donates input `input` to output `output`: shapes and shardings must agree.
   void alias(const std::string& input, const std::string& output);
+  /// The input's array is in the host's memory (memory kind pinned_host), except on CPUs. Only loops read it, by row
+  /// (ScanStep::slice), and copy the next row to the device while a step runs. Call it before the input is captured.
+  void keep_in_host_memory(const std::string& input);
   const std::vector<GraphInput>& inputs() const { return inputs_; }
   const std::vector<GraphOutput>& outputs() const { return outputs_; }
   int input_index(const std::string& name) const;  // -1 when absent

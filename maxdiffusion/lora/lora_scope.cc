@@ -44,9 +44,7 @@ T first_match(const std::vector<std::pair<LayerPattern, T>>& patterns, const std
 }
 
 /// Of a stacked layer, the first.
-std::string one_layer(const std::string& path) {
-  return path.find('*') == std::string::npos ? path : layer_path(path, 0);
-}
+std::string one_layer(const std::string& path) { return is_stacked(path) ? layer_path(path, 0) : path; }
 
 /// Ones with probability 1 − p, f32. `of_batch`: axis 0 is the batch's.
 Tensor retained(const Scope& s, const char* what, double p, Dims dims, bool of_batch) {

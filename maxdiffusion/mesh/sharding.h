@@ -14,6 +14,7 @@ struct Sharding {
   std::vector<std::vector<std::string>> dims;
   /// Memory layout: the dims, outermost first. Empty: row-major.
   std::vector<int64_t> order = {};
+  bool in_host_memory = false;  // in a device's part of the host's memory
   bool operator==(const Sharding&) const = default;
   bool replicated() const;
 };

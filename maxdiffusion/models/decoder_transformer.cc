@@ -277,7 +277,7 @@ std::string llama_name(std::string name) {
 
 }  // namespace
 
-WeightNameMap causal_decoder_names(const DecoderConfig&) {
+WeightNameMap causal_decoder_names(const DecoderConfig& c) {
   return {.aliases =
               [](const std::string& name) {
                 std::vector<WeightAlias> names;
@@ -287,7 +287,9 @@ WeightNameMap causal_decoder_names(const DecoderConfig&) {
                 names.push_back({.name = llama_name(name)});
                 return names;
               },
-          .unneeded = {"lm_head.", "visual.", "model.visual.", "output.", "rope_freqs."}};
+          .unneeded = {"lm_head.", "visual.", "model.visual.", "output.", "rope_freqs."},
+          .architecture = c.qk_norm ? "qwen3" : "qwen2vl",
+          .gguf_name = llama_name};
 }
 
 }  // namespace md

@@ -166,7 +166,7 @@ bool in_block(const std::string& module) {
   for (size_t from = 0, to; from < module.size(); from = to + 1) {
     to = std::min(module.find('.', from), module.size());
     const std::string part = module.substr(from, to - from);
-    if (!part.empty() && (part == "*" || std::ranges::all_of(part, [](char c) { return c >= '0' && c <= '9'; })))
+    if (!part.empty() && (is_stacked(part) || std::ranges::all_of(part, [](char c) { return c >= '0' && c <= '9'; })))
       return true;
   }
   return false;

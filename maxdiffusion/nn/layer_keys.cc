@@ -87,11 +87,15 @@ ScopeOptions scope_options(const LayerKeys& k) {
                  .remat = k.remat_policy,
                  .remat_names = remat_names(k),
                  .scan_layers = k.scan_layers,
+                 .blocks_to_swap = k.blocks_to_swap,
                  .dropout = k.dropout,
                  .quantization = make_quantization(k.quantization),
                  .few_bits = make_few_bits("base_weights_dtype", k.base_weights_dtype, k.base_quantization_skip)};
   check(k.dropout >= 0 && k.dropout < 1, Code::invalid_config,
         "dropout is {}; expected a probability of at least 0 and below 1", k.dropout);
+  check(k.blocks_to_swap == 0 || k.scan_layers, Code::invalid_config,
+        "blocks_to_swap is {} and scan_layers is false; expected scan_layers=true: blocks are copied in a loop",
+        k.blocks_to_swap);
   check_attention_kernel(k.attention);
   remat_policy(k.remat_policy);
   if (k.precision == "HIGHEST")

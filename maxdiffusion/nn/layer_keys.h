@@ -14,6 +14,7 @@ struct LayerKeys {
               attention = "dot_product", remat_policy = "NONE";
   std::vector<std::string> names_which_can_be_saved, names_which_can_be_offloaded;
   bool scan_layers = false;
+  int64_t blocks_to_swap = 0;
   int64_t flash_min_seq_length = 256;
   std::map<std::string, std::string> flash_block_sizes;
   QuantizationKeys quantization;
@@ -40,6 +41,10 @@ struct LayerKeys {
     v("names_which_can_be_offloaded", names_which_can_be_offloaded,
       "values that remat_policy CUSTOM offloads to the host's memory");
     v("scan_layers", scan_layers, "repeated blocks as one loop over stacked parameters");
+    v("blocks_to_swap", blocks_to_swap,
+      "the frozen matrices of the denoiser's first so many blocks are kept in the host's memory and copied to the "
+      "device, the next block's while one runs; with scan_layers, for LoRA training and sampling; 0: none",
+      in_range(0, 1000));
     v("flash_min_seq_length", flash_min_seq_length, "below this length flash attention falls back to dot_product");
     v("flash_block_sizes", flash_block_sizes,
       "sizes of blocks of flash attention, as {block_q: 1024, block_kv: 2048, block_q_dkv: 512, block_kv_dkv: 512}");

@@ -40,15 +40,32 @@ bool stacks_layers(const Scope& s, int64_t n) {
   return s.options().scan_layers && n > 1 && s.path().find('*') == std::string::npos;
 }
 
+/// Consecutive blocks that are one loop.
+struct Layers {
+  int64_t first = 0, count = 0;
+  bool swapped = false;  // their frozen matrices are in the host's memory
+};
+
+/// The loops over `n` blocks below `s`: swapped blocks have their own.
+std::vector<Layers> loops_of(const Scope& s, int64_t n) {
+  const bool apart = s.graph().options().platform != Platform::cpu;  // a CPU's memory is the host's
+  const int64_t swapped = s.swapped_blocks(n) * (apart ? 1 : 0);
+  std::vector<Layers> loops;
+  if (swapped > 0) loops.push_back({0, swapped, true});
+  if (swapped < n) loops.push_back({swapped, n - swapped});
+  return loops;
+}
+
 /// The scope of the block of iteration `step`: its parameters are rows of stacked ones, `s / "*" / …`.
-Scope stacked_layer(const Scope& s, int64_t n, ScanStep& step) {
-  auto row = [&step, n](const Scope& below, Param p) {
-    p.shape.dims.insert(p.shape.dims.begin(), n);
+Scope stacked_layer(const Scope& s, const Layers& layers, ScanStep& step) {
+  auto row = [&step, layers](const Scope& below, Param p) {
+    p.in_host_memory = layers.swapped && !p.trainable && p.shape.rank() > 1;
+    p.shape.dims.insert(p.shape.dims.begin(), layers.count);
     p.axes.insert(p.axes.begin(), "");
-    p.stacked = n;
+    p.stacked = layers.count;
     return step.slice(below.resolve(std::move(p)));
   };
-  const Scope layer = (s / "*").with_source(row).in_graph(step.body());
+  const Scope layer = (s / stacked_part(layers.first)).with_source(row).in_graph(step.body());
   return layer.random() ? layer.with_random(layer.random()->at_step(step.index())) : layer;
 }
 
@@ -99,7 +116,7 @@ Scope with_stacked_perturbation(const Scope& s, int64_t n) {
     check(count == n, Code::invalid_config,
           "{}: the attention of {} of {} stacked blocks is perturbed; expected all or none, or scan_layers=false",
           s.path(), count, n);
-    stacked.attentions.insert(above + "*" + below);
+    for (const Layers& layers : loops_of(s, n)) stacked.attentions.insert(above + stacked_part(layers.first) + below);
   }
   o.perturbation = std::make_shared<const Perturbation>(std::move(stacked));
   return s.with(o);
@@ -134,16 +151,23 @@ Tensors repeat_all(const Scope& s, int64_t n, Tensors xs, const Tensors& stacked
       flags.mutable_view<float>()[static_cast<size_t>(i)] = s.options().perturbation->skipped.contains(i) ? 1 : 0;
     skipped = constant(s.graph(), flags);
   }
-  return scan(n, xs,
-              [&](ScanStep& step, const Tensors& carry) -> ScanResult {
-                Tensors rows;
-                for (Tensor t : stacked) rows.push_back(step.slice(t));
-                Tensors next = region(stacked_layer(of_layers, n, step), carry, rows);
-                if (!skipped) return {.carry = next, .stacked = {}};
-                Tensor flag = step.slice(skipped);
-                return {.carry = perturbed(s, carry, next, gt(flag, zeros_like(flag))), .stacked = {}};
-              })
-      .carry;
+  for (const Layers& layers : loops_of(s, n)) {
+    const auto of_loop = [&](Tensor t) {
+      return layers.count == n ? t : slice_axis(t, 0, layers.first, layers.first + layers.count);
+    };
+    Tensors of_rows;
+    for (Tensor t : stacked) of_rows.push_back(of_loop(t));
+    const Tensor flags = skipped ? of_loop(skipped) : Tensor();
+    xs = scan(layers.count, xs, [&](ScanStep& step, const Tensors& carry) -> ScanResult {
+           Tensors rows;
+           for (Tensor t : of_rows) rows.push_back(step.slice(t));
+           Tensors next = region(stacked_layer(of_layers, layers, step), carry, rows);
+           if (!flags) return {.carry = next, .stacked = {}};
+           Tensor flag = step.slice(flags);
+           return {.carry = perturbed(s, carry, next, gt(flag, zeros_like(flag))), .stacked = {}};
+         }).carry;
+  }
+  return xs;
 }
 
 /// Logical axes of the result of a convolution over `rank` − 2 axes, from those of its weight.
@@ -305,13 +329,22 @@ std::vector<Tensor> repeat(const Scope& s, int64_t n, const std::vector<Tensor>&
 }
 
 std::vector<Tensor> per_layer(const Scope& s, int64_t n, const LayerResults& f) {
-  if (stacks_layers(s, n))  // a scan needs a carry, so this one carries a dummy
-    return scan(n, {constant(s.graph(), 0)},
-                [&](ScanStep& step, const std::vector<Tensor>& nothing) -> ScanResult {
-                  return {nothing, f(stacked_layer(s, n, step))};
-                })
-        .stacked;
   std::vector<std::vector<Tensor>> layers;  // for each result
+  if (stacks_layers(s, n)) {
+    for (const Layers& loop : loops_of(s, n)) {
+      const auto of_loop = scan(loop.count, {constant(s.graph(), 0)},  // a scan needs a carry: a dummy
+                                [&](ScanStep& step, const std::vector<Tensor>& nothing) -> ScanResult {
+                                  return {nothing, f(stacked_layer(s, loop, step))};
+                                })
+                               .stacked;
+      layers.resize(of_loop.size());
+      for (size_t k = 0; k < of_loop.size(); ++k) layers[k].push_back(of_loop[k]);
+    }
+    std::vector<Tensor> all;
+    for (const std::vector<Tensor>& of_one : layers)
+      all.push_back(of_one.size() == 1 ? of_one[0] : concatenate(of_one, 0));
+    return all;
+  }
   for (int64_t i = 0; i < n; ++i) {
     const std::vector<Tensor> results = f(s / i);
     layers.resize(results.size());

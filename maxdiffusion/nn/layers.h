@@ -77,7 +77,8 @@ inline constexpr const char* kDropout = "dropout";
 /// NONE.
 Tensor remat(const Scope& s, const std::function<Tensor(Tensor)>& f, Tensor x);
 
-/// `n` blocks whose parameters are `s / i / …`, or, with scan_layers, one loop over stacked parameters `s / "*" / …`.
+/// `n` blocks whose parameters are `s / i / …`, or, with scan_layers, one loop over stacked parameters `s / "*" / …`;
+/// two if some are swapped (ScopeOptions::blocks_to_swap): these first, then the others, `s / "*+3" / …`.
 /// Each block is a checkpoint region (remat above). A repeat inside a stacked block is unrolled.
 /// from: the number of the first block that runs; 0 if they are stacked.
 using Block = std::function<Tensor(const Scope&, Tensor)>;

@@ -132,10 +132,20 @@ int64_t ParamTable::count(const std::string& model) const {
   return n;
 }
 
-std::string layer_path(const std::string& path, int64_t layer) {
-  const size_t star = path.find('*');
-  check(star != std::string::npos, Code::internal, "'{}' is not the path of a stacked parameter", path);
-  return path.substr(0, star) + std::to_string(layer) + path.substr(star + 1);
+int64_t ParamTable::first_blocks(const std::string& model, const std::string& path, int64_t n, int64_t most) {
+  int64_t before = 0;
+  auto at = stacks_.begin();
+  for (; at != stacks_.end() && (at->model != model || at->path != path); ++at)
+    if (at->model == model) before += at->blocks;
+  if (at == stacks_.end()) stacks_.push_back({model, path, n});
+  return std::clamp(most - before, int64_t{0}, n);
+}
+
+int64_t ParamTable::blocks(const std::string& model) const {
+  int64_t n = 0;
+  for (const Stack& s : stacks_)
+    if (s.model == model) n += s.blocks;
+  return n;
 }
 
 HostArray initial_value(const Param& p, uint64_t seed) { return initial_value(p, seed, Slice::all(p.shape.dims)); }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/base/layer_path.h"
 #include "maxdiffusion/graph/graph.h"
 #include "maxdiffusion/mesh/sharding.h"
 #include "maxdiffusion/nn/few_bits.h"
@@ -44,10 +45,11 @@ struct Param {
   LogicalAxes axes;  // per dim, "" = none
   Init init;
   bool trainable = true;
-  int64_t stacked = 0;  // n > 0: leading layer axis; path contains one '*' in place of the layer number
-  std::string model;    // "unet", "vae", "text_encoder", …: the folder of its file
-  Tensor value;         // the graph input
-  std::string input;    // its name: model + "/" + path
+  int64_t stacked = 0;  // n > 0: leading layer axis; stacked_part (base/layer_path.h) in place of the layer number
+  bool in_host_memory = false;  // rows are copied to the device where a loop reads them (ScopeOptions::blocks_to_swap)
+  std::string model;            // "unet", "vae", "text_encoder", …: the folder of its file
+  Tensor value;                 // the graph input
+  std::string input;            // its name: model + "/" + path
   std::shared_ptr<const FewBitsPart> few_bits = {};  // null: stored in its type, not quantized
 };
 
@@ -61,13 +63,21 @@ class ParamTable {
   int64_t count() const;                              // elements of all parameters
   int64_t count(const std::string& model) const;
 
+  /// Registers a stack of `n` blocks at `path` of a model, once for each path; returns how many of its first blocks are
+  /// among the first `most` of all registered blocks of that model.
+  int64_t first_blocks(const std::string& model, const std::string& path, int64_t n, int64_t most);
+  /// Registered blocks of a model.
+  int64_t blocks(const std::string& model) const;
+
  private:
+  struct Stack {
+    std::string model, path;
+    int64_t blocks;
+  };
+  std::vector<Stack> stacks_;  // in the order of the trace
   std::deque<Param> params_;
   std::unordered_map<std::string, size_t> index_;  // by input
 };
-
-/// Path of one layer of a stacked parameter: "blocks.*.norm.weight" → "blocks.3.norm.weight".
-std::string layer_path(const std::string& path, int64_t layer);
 
 /// The initial value, from (seed, input); layers of a stacked parameter have the values of unstacked ones. Uses all
 /// cores.

@@ -161,8 +161,7 @@ Quantized quantize(Tensor x, DType type, const Axes& channel_axes, const Calibra
 }
 
 bool Quantization::covers(const std::string& path) const {
-  const bool stacked = path.find('*') != std::string::npos;
-  return std::regex_match(stacked ? layer_path(path, 0) : path, modules);
+  return std::regex_match(is_stacked(path) ? layer_path(path, 0) : path, modules);
 }
 
 bool is_float8(DType type) { return is_float(type) && size_of(type) == 1; }

@@ -81,6 +81,7 @@ Tensor Scope::resolve(Param p) const {
   // Created outside any checkpoint region, because inputs are never recomputed.
   const int region = root->set_remat_region(0);
   param.value = root->input(param.input, param.shape, param.axes);
+  if (param.in_host_memory) root->keep_in_host_memory(param.input);
   root->set_remat_region(region);
   return param.value;
 }
@@ -115,6 +116,10 @@ Scope Scope::with_random(Rng rng) const {
   Scope s = *this;
   s.random_ = rng;
   return s;
+}
+
+int64_t Scope::swapped_blocks(int64_t n) const {
+  return table_->first_blocks(model_, path_, n, options_.blocks_to_swap);
 }
 
 Scope Scope::in_graph(Graph& body) const {

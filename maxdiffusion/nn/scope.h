@@ -29,6 +29,7 @@ struct ScopeOptions {
   std::string remat = "NONE";
   RematNames remat_names = {};  // for remat CUSTOM
   bool scan_layers = false;     // repeated blocks as one loop over stacked parameters
+  int64_t blocks_to_swap = 0;   // the matrices of so many blocks, if frozen, are in the host's memory; not on CPUs
   bool trainable = true;
   bool replicated = false;  // replicate parameters, whatever their axes
   double dropout = 0;       // probability of dropout layers, in [0, 1); no dropout without with_random
@@ -89,6 +90,8 @@ class Scope {
   /// With random numbers for dropout layers, derived from their paths. Not used for sampling and evaluation.
   Scope with_random(Rng rng) const;
   const std::optional<Rng>& random() const { return random_; }
+  /// How many of the first of `n` blocks below this scope are swapped (ScopeOptions::blocks_to_swap).
+  int64_t swapped_blocks(int64_t n) const;
   /// This scope for the body of a loop: path_scope() then names nodes of `body`.
   Scope in_graph(Graph& body) const;
 

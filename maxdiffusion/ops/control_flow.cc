@@ -1,6 +1,7 @@
 #include "maxdiffusion/ops/control_flow.h"
 
 #include <map>
+#include <numeric>
 #include <set>
 #include <utility>
 
@@ -39,7 +40,20 @@ Value compare_less(EmitCtx& c, const Value& a, const Value& b) {
                 "compare_type = #stablehlo<comparison_type SIGNED>");
 }
 
+/// Row [1, …] of a stack without its first axis. `index`: s32, clamped as XLA does.
+Value row_at(EmitCtx& c, const Value& stack, const Value& index, const Value& zero) {
+  std::vector<Value> operands = {stack, index};
+  operands.resize(static_cast<size_t>(stack.shape.rank()) + 1, zero);
+  Shape one = stack.shape;
+  one.dims[0] = 1;
+  const Value slice = c.emit("stablehlo.dynamic_slice", operands, one, "slice_sizes = " + mlir_array(one.dims));
+  return c.emit("stablehlo.reshape", {slice}, row_shape(stack.shape));
+}
+
 // Prints while (i < n) { row = reverse ? n − 1 − i : i; … }; each stacked result is written to its buffer at `row`.
+// Rows of stacks in the host's memory are carried: a step starts the copy of the next step's row, which nothing in it
+// waits for. The last step's copy, of its own row, is not read. On TPUs two rows are carried, of this step and the
+// next: there the compiler lets a copy into a carried value begin only after the value's last use.
 void emit_scan(EmitCtx& c) {
   const auto& a = c.attrs<ScanAttrs>();
   const Graph& body = *c.node().bodies[0];
@@ -49,6 +63,17 @@ void emit_scan(EmitCtx& c) {
   std::vector<Value> init = {c.constant_int(0, counter)};
   for (size_t i = 0; i < a.carries; ++i) init.push_back(c.in(static_cast<int>(i)));
   for (size_t i = 0; i < stacked; ++i) init.push_back(c.constant(0, a.outputs[a.carries + i]));
+  const auto is_streamed = [&](size_t slice) { return c.node().inputs[a.carries + slice].node()->in_host_memory; };
+  const size_t first_streamed = init.size();
+  const bool two_rows = c.platform() == Platform::tpu;
+  for (size_t i = 0; i < a.slices; ++i) {
+    if (!is_streamed(i)) continue;
+    const Value first_row = c.constant_int(a.reverse ? a.length - 1 : 0, counter);
+    const Value first = in_memory(c, row_at(c, c.in(static_cast<int>(a.carries + i)), first_row, init[0]), "device");
+    Axes row_axes(first.shape.dims.size());
+    std::iota(row_axes.begin(), row_axes.end(), 1);
+    init.push_back(two_rows ? c.broadcast(first, stacked_shape(2, first.shape).dims, row_axes) : first);
+  }
   std::vector<Shape> types;
   for (const Value& v : init) types.push_back(v.shape);
 
@@ -64,15 +89,28 @@ void emit_scan(EmitCtx& c) {
       operands.resize(static_cast<size_t>(rank) + 1, zero);
       return operands;
     };
-    std::vector<Value> inner = {row};
+    std::vector<Value> inner = {row}, streamed;
     inner.insert(inner.end(), args.begin() + 1, args.begin() + 1 + static_cast<int64_t>(a.carries));
     for (size_t i = 0; i < a.slices; ++i) {
       const Value& x = c.in(static_cast<int>(a.carries + i));
-      Shape one = x.shape;
-      one.dims[0] = 1;
-      Value slice =
-          r.emit("stablehlo.dynamic_slice", at_row(x, x.shape.rank()), one, "slice_sizes = " + mlir_array(one.dims));
-      inner.push_back(r.emit("stablehlo.reshape", {slice}, row_shape(x.shape)));
+      if (!is_streamed(i)) {
+        inner.push_back(row_at(r, x, row, zero));
+        continue;
+      }
+      const Value &carried = args[first_streamed + streamed.size()], one = r.constant_int(1, counter);
+      const Value next = r.emit(a.reverse ? "stablehlo.subtract" : "stablehlo.add", {row, one}, counter);
+      const Value copied = in_memory(r, row_at(r, x, next, zero), "device");
+      if (!two_rows) {
+        inner.push_back(carried);
+        streamed.push_back(copied);
+        continue;
+      }
+      const Value place = r.emit("stablehlo.and", {args[0], one}, counter);
+      inner.push_back(row_at(r, carried, place, zero));
+      std::vector<Value> operands = at_row(carried, carried.shape.rank());
+      operands[1] = r.emit("stablehlo.subtract", {one, place}, counter);
+      operands.insert(operands.begin() + 1, r.emit("stablehlo.reshape", {copied}, stacked_shape(1, copied.shape)));
+      streamed.push_back(r.emit("stablehlo.dynamic_update_slice", operands, carried.shape));
     }
     std::vector<Value> results = r.inline_body(body, inner);
     std::vector<Value> next = {r.emit("stablehlo.add", {args[0], r.constant_int(1, counter)}, counter)};
@@ -84,6 +122,7 @@ void emit_scan(EmitCtx& c) {
       operands.insert(operands.begin() + 1, slice);
       next.push_back(r.emit("stablehlo.dynamic_update_slice", operands, buffer.shape));
     }
+    next.insert(next.end(), streamed.begin(), streamed.end());
     return next;
   };
   const std::string head = c.region(types, condition);

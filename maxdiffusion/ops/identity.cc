@@ -32,19 +32,14 @@ constexpr OpDef kNamed = {
     .same_as = [](const Node&, int) { return size_t{0}; },
 };
 
-// The call that JAX emits for device_put with a memory kind: the compiler overlaps the copy with other work. If the
-// value is stored to or read from a loop's buffer, the whole buffer is in that memory.
+// If the value is stored to or read from a loop's buffer, the whole buffer is in that memory.
 constexpr OpDef kPlace = {
     .name = "place",
     .infer = same_as_inputs,
     .emit =
         [](EmitCtx& c) {
           if (c.platform() == Platform::cpu) return c.set_out(c.in());
-          const bool host = c.attrs<Memory>() == Memory::host;
-          c.simple("stablehlo.custom_call",
-                   fmt::format("call_target_name = \"annotate_device_placement\", has_side_effect = true, "
-                               "mhlo.frontend_attributes = {{_xla_buffer_placement = \"{}\"}}",
-                               host ? "pinned_host" : "device"));
+          c.set_out(in_memory(c, c.in(), c.attrs<Memory>() == Memory::host ? "pinned_host" : "device"));
         },
     .vjp = [](const VjpCtx& c) -> Grads { return {c.dy()}; },
     .samples = []() -> std::vector<OpSample> { return {{.inputs = {f64({3})}, .attributes = Memory::host}}; },

@@ -87,8 +87,7 @@ std::map<std::string, std::string> missing_weights(const Graph& g, const ParamTa
   std::map<std::string, std::string> missing;
   for (const Param& p : params.params()) missing[p.input] = p.model;
   for (const GraphInput& in : g.inputs())
-    if (const auto a = on_devices.find(in.name);
-        a != on_devices.end() && a->second.sharding() == Sharding{in.sharding, in.order})
+    if (const auto a = on_devices.find(in.name); a != on_devices.end() && a->second.sharding() == sharding_of(in))
       missing.erase(in.name);
   return missing;
 }

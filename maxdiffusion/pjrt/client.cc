@@ -199,8 +199,27 @@ std::optional<double> Client::peak_flops(DType type) const {
   return platform_->peak_flops(devices_.front().kind, type);
 }
 
+namespace {
+
+PJRT_Memory* pinned_host_memory(const PJRT_Api* api, const Device& device) {
+  PJRT_Device_AddressableMemories_Args all{};
+  all.device = static_cast<PJRT_Device*>(device.handle);
+  PJRT_CALL(api, PJRT_Device_AddressableMemories, all);
+  for (size_t i = 0; i < all.num_memories; ++i) {
+    PJRT_Memory_Kind_Args kind{};
+    kind.memory = all.memories[i];
+    PJRT_CALL(api, PJRT_Memory_Kind, kind);
+    if (std::string_view(kind.kind, kind.kind_size) == "pinned_host") return all.memories[i];
+  }
+  throw Error(Code::device,
+              fmt::format("device {} ({}) has no host memory of its own (pinned_host)", device.id, device.kind))
+      .note("try: blocks_to_swap=0");
+}
+
+}  // namespace
+
 Buffer Client::put(int device_id, const Shape& shape, const void* data, const std::vector<int64_t>& byte_strides,
-                   std::shared_ptr<const void> owner, bool zero_copy) const {
+                   std::shared_ptr<const void> owner, bool zero_copy, bool in_host_memory) const {
   PJRT_Client_BufferFromHostBuffer_Args args{};
   args.client = static_cast<PJRT_Client*>(handle_);
   args.data = data;
@@ -212,7 +231,10 @@ Buffer Client::put(int device_id, const Shape& shape, const void* data, const st
   const bool adopted = zero_copy && platform_->memory_is_the_hosts;
   args.host_buffer_semantics =
       adopted ? PJRT_HostBufferSemantics_kMutableZeroCopy : PJRT_HostBufferSemantics_kImmutableUntilTransferCompletes;
-  args.device = static_cast<PJRT_Device*>(device(device_id).handle);
+  if (in_host_memory)
+    args.memory = pinned_host_memory(api(), device(device_id));
+  else
+    args.device = static_cast<PJRT_Device*>(device(device_id).handle);
   PJRT_CALL(api(), PJRT_Client_BufferFromHostBuffer, args);
   Buffer buffer(this, args.buffer);
   Event(api(), args.done_with_host_buffer).keep_alive(adopted ? std::move(owner) : track(std::move(owner)));

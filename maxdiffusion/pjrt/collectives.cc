@@ -182,6 +182,7 @@ Groups groups_of(const proto::HloInstruction& op) {
 
 struct Reader {
   std::map<int64_t, const proto::HloComputation*> computations;
+  proto::HloSchedule schedule;
   Operations found;
 
   const proto::HloComputation& computation(int64_t id) const {
@@ -223,8 +224,41 @@ struct Reader {
            std::ranges::any_of(inside, [](const auto& i) { return i.opcode() == "convert"; });
   }
 
+  /// Reads the copies from the host's memory that a computation starts, in its schedule.
+  void read_host_copies(int64_t id, double times) {
+    constexpr int64_t kHost = 5;  // Layout::kHostMemorySpace
+    constexpr std::string_view kWork[] = {"fusion", "custom-call", "dot", "convolution", "while", "call"};
+    std::map<int64_t, const proto::HloInstruction*> by_id;
+    for (const auto& op : computation(id).instructions()) by_id[op.id()] = &op;
+    std::map<int64_t, size_t> running;  // by the id of the start
+    const auto sequence = schedule.sequences().find(id);
+    if (sequence == schedule.sequences().end()) return;
+    for (int64_t op_id : sequence->second.instruction_ids()) {
+      const auto found_op = by_id.find(op_id);
+      if (found_op == by_id.end()) continue;
+      const proto::HloInstruction& op = *found_op->second;
+      if (std::ranges::count(kWork, op.opcode()))
+        for (const auto& [start, copy] : running) ++found.host_copies[copy].overlapped;
+      if ((op.opcode() == "async-start" || op.opcode() == "copy-start") && op.operand_ids_size() > 0) {
+        const proto::HloShape& parts = op.shape();
+        const bool is_async = op.opcode() == "async-start";
+        if (parts.tuple_shapes_size() < 2) continue;
+        const proto::HloShape &from = is_async && parts.tuple_shapes(0).tuple_shapes_size() > 0
+                                          ? parts.tuple_shapes(0).tuple_shapes(0)
+                                          : parts.tuple_shapes(is_async ? 0 : 1),
+                              &to = parts.tuple_shapes(is_async ? 1 : 0);
+        if (from.layout().memory_space() != kHost || to.layout().memory_space() == kHost) continue;
+        running[op.id()] = found.host_copies.size();
+        found.host_copies.push_back({.bytes = bytes_of(to), .times = times});
+      }
+      if ((op.opcode() == "async-done" || op.opcode() == "copy-done") && op.operand_ids_size() > 0)
+        running.erase(op.operand_ids(0));
+    }
+  }
+
   /// `started`: whether the program starts the computation's instructions individually, not inside a fusion.
   void read(int64_t id, double times, bool unknown, bool started) {
+    if (started) read_host_copies(id, times);
     std::map<int64_t, const proto::HloInstruction*> by_id;
     for (const auto& op : computation(id).instructions()) {
       by_id[op.id()] = &op;
@@ -311,6 +345,7 @@ Operations read_operations(std::string_view program, std::string_view format) {
   check(read, Code::device, "the plugin's form of a compiled program, '{}' of {} bytes, is not HLO", format,
         program.size());
   Reader reader;
+  reader.schedule = module.schedule();
   for (const auto& c : module.computations()) reader.computations[c.id()] = &c;
   reader.read(module.entry_computation_id(), 1, false, true);
   return std::move(reader.found);

@@ -35,8 +35,17 @@ struct Turned {
   std::string name;           // name of the original operation, if the compiler kept it
 };
 
+/// An asynchronous copy from an array in the host's memory, of a part of it or whole.
+struct HostCopy {
+  int64_t bytes = 0;  // of the result
+  double times = 1;   // executions per run
+  int64_t overlapped =
+      0;  // number of products, fusions and calls that the program starts between its start and its end
+};
+
 struct Operations {
   std::vector<Collective> collectives;
+  std::vector<HostCopy> host_copies;
   std::map<std::string, CustomCalls> custom_calls;  // by target
   std::vector<Turned> turned;
   std::map<std::string, int64_t> products;  // matrix products and convolutions by their types: "s8 × s8 → s32"

@@ -49,7 +49,7 @@ std::optional<MemoryStats> Compiled::memory() const {
                      .aliased = args.alias_size_in_bytes,
                      .temporary = args.temp_size_in_bytes,
                      .code = args.generated_code_size_in_bytes,
-                     .host = args.host_temp_size_in_bytes};
+                     .host = args.host_temp_size_in_bytes + args.host_argument_size_in_bytes};
 }
 
 std::optional<double> Compiled::cost(const char* property) const {

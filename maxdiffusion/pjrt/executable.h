@@ -21,8 +21,8 @@ struct CompileOptions {
   std::string serialize() const;
 };
 
-/// The compiler's plan, bytes on one device. `aliased`: argument bytes that outputs reuse. `host`: temporary host
-/// memory.
+/// The compiler's plan, bytes on one device. `aliased`: argument bytes that outputs reuse. `host`: host memory
+/// of arguments and temporary values.
 struct MemoryStats {
   int64_t arguments = 0, outputs = 0, aliased = 0, temporary = 0, code = 0, host = 0;
 };

@@ -129,6 +129,9 @@ const PlatformDef kTpuPlatform = {
     .plugin_files = {"libtpu/libtpu.so"},
     .wheel = "libtpu",
     .default_options = {},
+    // Loops copy one row ahead (ops/control_flow.cc). The compiler's own pipelining would carry the copied rows once
+    // more, into memory in which their copy can begin only after their last use.
+    .host_flags = {{"xla_tpu_pipeline_memory_host_transfers", "False"}},
     .flag_sets = flag_sets(),
     .environment = {"XLA_FLAGS", "LIBTPU_INIT_ARGS"},
     .peak_flops = peak,

@@ -35,6 +35,7 @@ struct PlatformDef {
   std::vector<std::pair<const char*, const char*>>
       compile_flags;                                            // for the compiler; those of the config take precedence
   std::vector<std::pair<const char*, const char*>> lean_flags;  // instead, for programs that minimize memory
+  std::vector<std::pair<const char*, const char*>> host_flags;  // also, for programs with inputs in the host's memory
   std::vector<FlagSet> flag_sets;                               // by name; those of the config take precedence
   std::vector<const char*> environment;  // variables that the plugin reads and that change compilation
   /// Dense FLOP/s of one device for matrix products of this type; absent when not known for the kind.

@@ -53,12 +53,15 @@ std::map<std::string, std::string> parse_flags(const std::string& text) {
 }
 
 /// Flags of the config, then of its flag set, then of the platform.
-std::map<std::string, std::string> flags_of(const CompileConfig& config, const pjrt::PlatformDef& platform) {
+std::map<std::string, std::string> flags_of(const CompileConfig& config, const pjrt::PlatformDef& platform,
+                                            const Graph& graph) {
   std::map<std::string, std::string> flags = parse_flags(config.xla_flags);
   for (const pjrt::FlagSet& set : platform.flag_sets)
     if (set.name == config.libtpu_flags) flags.insert(set.flags.begin(), set.flags.end());
   if (config.minimize_memory) flags.insert(platform.lean_flags.begin(), platform.lean_flags.end());
   flags.insert(platform.compile_flags.begin(), platform.compile_flags.end());
+  if (std::ranges::any_of(graph.inputs(), &GraphInput::in_host_memory))
+    flags.insert(platform.host_flags.begin(), platform.host_flags.end());
   return flags;
 }
 
@@ -181,7 +184,8 @@ Program compile_text(const Devices& devices, const Graph& graph, const CompileCo
   Span span("compile");
   auto start = Clock::now();
   const pjrt::Client& client = devices.client();
-  pjrt::CompileOptions options{.device_ids = devices.mesh().device_ids(), .flags = flags_of(config, client.platform())};
+  pjrt::CompileOptions options{.device_ids = devices.mesh().device_ids(),
+                               .flags = flags_of(config, client.platform(), graph)};
   // Only one process compiles: it must not wait for the others to autotune kernels.
   if (devices.joint() && client.platform().hardware == std::string_view("gpu"))
     options.flags.emplace("xla_gpu_shard_autotuning", "False");
@@ -237,7 +241,7 @@ Program compile_text(const Devices& devices, const Graph& graph, const CompileCo
                                                             .report = report});
   for (const GraphInput& in : graph.inputs()) {
     impl->input_names.push_back(in.name);
-    impl->inputs.push_back({in.value.shape(), Sharding{in.sharding, in.order}, in.alias.has_value()});
+    impl->inputs.push_back({in.value.shape(), sharding_of(in), in.alias.has_value()});
   }
   for (const GraphOutput& out : graph.outputs()) {
     impl->output_names.push_back(out.name);
@@ -267,6 +271,7 @@ void describe(const pjrt::Compiled& compiled, const Mesh& mesh, AheadOfTime& out
     out.collectives = sum_collectives(found->collectives, mesh);
     out.custom_calls = std::move(found->custom_calls);
     out.turned = std::move(found->turned);
+    out.host_copies = std::move(found->host_copies);
     out.products = std::move(found->products);
     out.instructions = found->instructions;
     out.type_changes = found->type_changes;
@@ -288,7 +293,8 @@ AheadOfTime compile_ahead(const pjrt::Topology& topology, const Mesh& mesh, cons
                           const CompileConfig& config, const std::string& name) {
   AheadOfTime out;
   const std::string text = print(graph, mesh, name, out.report);
-  const pjrt::CompileOptions options{.device_ids = mesh.device_ids(), .flags = flags_of(config, topology.platform())};
+  const pjrt::CompileOptions options{.device_ids = mesh.device_ids(),
+                                     .flags = flags_of(config, topology.platform(), graph)};
   const auto start = Clock::now();
   try {
     const pjrt::Compiled compiled = topology.compile(text, options);

@@ -70,6 +70,8 @@ std::vector<Array> Program::run(const std::vector<Array*>& inputs) const {
            to_string(a->shape()), to_string(p.inputs[i].shape));
     check(a->sharding().order == p.inputs[i].sharding.order, Code::device,
           "run '{}': input '{}' has another memory layout than the program expects", p.name, p.input_names[i]);
+    check(a->sharding().in_host_memory == p.inputs[i].sharding.in_host_memory, Code::device,
+          "run '{}': input '{}' is not in the memory that the program expects", p.name, p.input_names[i]);
     check(a->shards().size() == p.shard.size() &&
               (p.shard.size() == 1 || same_sharding(a->sharding(), p.inputs[i].sharding)),
           Code::device, "run '{}': input '{}' has another sharding than the program expects", p.name, p.input_names[i]);

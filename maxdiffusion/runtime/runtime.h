@@ -116,6 +116,8 @@ class Devices {
 /// GraphOptions::memory_order.
 Axes filters_before_channels(const LogicalAxes& axes, const Dims& dims);
 
+inline Sharding sharding_of(const GraphInput& in) { return {in.sharding, in.order, in.in_host_memory}; }
+
 /// The devices of a client, or of unattached hardware (pjrt/topology.h), for Mesh::make.
 Topology topology(const pjrt::Client& client);
 Topology topology(const pjrt::Topology& absent);
@@ -197,7 +199,7 @@ struct CompileReport {
   bool from_cache = false;
   int64_t program_bytes = 0;  // of StableHLO text
 };
-/// Planned bytes per device. `host`: offloaded values in the host's memory.
+/// Planned bytes per device. `host`: in the host's memory, of offloaded values and of swapped blocks.
 struct MemoryPlan {
   int64_t arguments = 0, outputs = 0, aliased = 0, temporary = 0, code = 0, host = 0;
   int64_t peak() const { return arguments + outputs - aliased + temporary; }
@@ -267,6 +269,7 @@ struct AheadOfTime {
   // One run, one device; the compiler counts a loop's body once.
   std::optional<double> flops, bytes_accessed, estimated_seconds;
   std::optional<std::vector<CollectiveSum>> collectives;
+  std::vector<pjrt::HostCopy> host_copies;                // from the host's memory
   std::map<std::string, pjrt::CustomCalls> custom_calls;  // by target; the compiler's FLOP count may exclude theirs
   std::vector<pjrt::Turned> turned;                       // changes of memory layout
   std::map<std::string, int64_t> products;                // by types, as in pjrt::Operations

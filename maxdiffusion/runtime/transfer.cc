@@ -60,7 +60,7 @@ Array put_shards(const Devices& devices, const Shape& shape, const Sharding& sha
         shard.dims = in_order(shard.dims, sharding.order);
       }
       const bool zero_copy = s.zero_copy && strides.empty() && std::ranges::count(slices, slice) == 1;
-      shards.push_back(devices.client().put(id, shard, s.data, strides, s.owner, zero_copy));
+      shards.push_back(devices.client().put(id, shard, s.data, strides, s.owner, zero_copy, sharding.in_host_memory));
     } catch (Error& e) {
       e.note(fmt::format("copying '{}' {}, {} of it to device {}", name, to_string(shape), to_string(slice), id));
       throw;

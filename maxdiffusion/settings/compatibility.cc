@@ -131,6 +131,7 @@ const std::vector<Rule>& needs() {
       {"placeholder_token", {"initializer_token"}, "its embeddings start with those of a word"},
       {"lora_init", {"train_lora"}, "without it there are no matrices"},
       {"base_weights_dtype", {"train_lora"}, "weights in few bits are not trained, LoRA matrices are"},
+      {"blocks_to_swap", {"train_lora"}, "weights in the host's memory are not trained, LoRA matrices are"},
       {"conditioning_data_dir", {"masked_loss"}, "without it masks are not used"},
       {"masked_loss", {"alpha_mask", "conditioning_data_dir", "dataset_config"}, "masks come from there"},
       {"unmasked_weight", {"alpha_mask", "conditioning_data_dir", "dataset_config"}, "it belongs to masks"},

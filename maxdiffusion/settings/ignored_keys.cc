@@ -404,6 +404,7 @@ const std::vector<Rule>& rules() {
       {starting_with("train_new_", of<ModelKeys>()) + Keys{"random_text_encoder"},
        RULE(unless(s.trains(), "weights that are there are taken")), true},
       {{"scan_layers"}, RULE(unless(s.repeats(), "no layers of this model repeat"))},
+      {{"blocks_to_swap"}, RULE(unless(s.devices.platform() != Platform::cpu, "a CPU's memory is the host's"))},
       {{"max_sequence_length"}, RULE(unless(s.reads_length(), "this model has a fixed caption length"))},
       {{"reference_resolution"}, RULE(unless(s.family.reference_images(), "this model takes no reference images"))},
       {{"text_encoder_out_layers"}, RULE(unless(s.reads_layers(), "this model reads one layer of its text encoder"))},

@@ -24,7 +24,8 @@ std::map<std::string, std::string> settings_of(const std::vector<MemoryChange>& 
   return all;
 }
 
-std::vector<MemoryChange> memory_changes(const MemoryKeys& keys, bool trains, bool frozen, bool offloads) {
+std::vector<MemoryChange> memory_changes(const MemoryKeys& keys, bool trains, bool frozen, bool offloads,
+                                         int64_t blocks) {
   std::vector<MemoryChange> all;
   if (keys.layers.attention == "dot_product")
     all.push_back({{{"attention", "flash"}}, 0, [](MemoryKeys& k) { k.layers.attention = "flash"; }});
@@ -68,6 +69,17 @@ std::vector<MemoryChange> memory_changes(const MemoryKeys& keys, bool trains, bo
                      k.layers.remat_policy = kOffload;
                      k.layers.scan_layers = true;
                    }});
+  // A step copies each swapped block once, and once more on the way back; a link to the host is slower than most
+  // blocks.
+  const auto swap = [&](int64_t n, double slower) {
+    if (frozen && offloads && keys.layers.blocks_to_swap < n)
+      all.push_back({{{"blocks_to_swap", std::to_string(n)}, {"scan_layers", "true"}}, slower, [n](MemoryKeys& k) {
+                       k.layers.blocks_to_swap = n;
+                       k.layers.scan_layers = true;
+                     }});
+  };
+  swap(blocks / 2, 0.5);
+  swap(blocks, 1);
   return all;
 }
 

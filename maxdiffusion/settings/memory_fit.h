@@ -26,9 +26,10 @@ std::map<std::string, std::string> settings_of(const std::vector<MemoryChange>& 
 
 /// The changes that these keys do not have yet, cheapest first: flash attention; smaller batches, with accumulation to
 /// the same number of samples per update; int8 base weights if `frozen` (LoRA training, sampling), else AdamW with
-/// 8-bit moments; rematerialization; nf4 base weights; block inputs offloaded to the host if `offloads`. No change
-/// affects which samples an update uses.
-std::vector<MemoryChange> memory_changes(const MemoryKeys& keys, bool trains, bool frozen, bool offloads);
+/// 8-bit moments; rematerialization; nf4 base weights; if `offloads`: block inputs offloaded to the host, and, if
+/// `frozen`, half of `blocks` blocks swapped, then all. No change affects which samples an update uses.
+std::vector<MemoryChange> memory_changes(const MemoryKeys& keys, bool trains, bool frozen, bool offloads,
+                                         int64_t blocks = 0);
 
 /// Bytes per device that a combination needs; none: the combination is not possible.
 using MemoryNeed = std::optional<int64_t>;

@@ -35,6 +35,12 @@ TEST(MemoryFit, ChangesGoFromTheCheapestToTheDearestAndLeaveTheUpdateAsItIs) {
   EXPECT_EQ(all.layers.base_weights_dtype, "nf4");
   EXPECT_EQ(all.layers.remat_policy, "HIDDEN_STATE_WITH_OFFLOAD");
   EXPECT_EQ(words(memory_changes(all, true, true, true)), Words());
+  // Blocks are swapped last, half of them first.
+  const std::vector<MemoryChange> swapped = memory_changes(all, true, true, true, 57);
+  EXPECT_EQ(words(swapped), (Words{"blocks_to_swap=28 scan_layers=true", "blocks_to_swap=57 scan_layers=true"}));
+  swapped.front().apply(all);
+  EXPECT_EQ(words(memory_changes(all, true, true, true, 57)), (Words{"blocks_to_swap=57 scan_layers=true"}));
+  EXPECT_EQ(words(memory_changes(all, true, false, true, 57)), Words{"optimizer=adamw8bit"});  // nothing is frozen
   // Trained weights are not quantized, and a CPU's memory is the host's.
   EXPECT_EQ(words(memory_changes({}, true, false, false)),
             (Words{"attention=flash", "optimizer=adamw8bit", "remat_policy=FULL scan_layers=true"}));

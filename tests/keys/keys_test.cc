@@ -396,6 +396,7 @@ const std::vector<Row>& rows() {
        Kind::images,
        {"train_lora=true", "lora_rank=2", "base_weights_dtype=int8"}},
       {"text_encoder_base_weights_dtype", "int8"},
+      {"blocks_to_swap", "1", Kind::videos, {"train_lora=true", "lora_rank=2", "scan_layers=true"}, kNamed},
       {"qwix_module_path", "down_blocks.*", Kind::images, kInt8},
       {"quantization_calibration_method", "rms,3", Kind::images, kFp8},
       {"weight_quantization_calibration_method", "rms,3", Kind::images, kFp8},

@@ -83,6 +83,28 @@ TEST_F(FewBits, AConvertedDenoiserIsReadBackAsCloseAsItsTypeSaysAndSamples) {
   EXPECT_LT(fs::file_size(t / "d.gguf"), fs::file_size(t / "c.gguf"));
 }
 
+TEST_F(FewBits, AConvertedQwenEncoderHasLlamasNamesAndIsReadBack) {
+  write_wide_folder("zimage/base", folder, kWideQwen3, "text_encoder");
+  const HostArrays before = SafetensorsReader::open(folder + "/text_encoder").tensors();
+  for (const auto& [dtype, least, most] : {std::tuple{"float32", 0.0, 0.0}, {"q8_0", 1e-3, 6e-3}}) {
+    const std::string file = t / (std::string(dtype) + ".gguf");
+    Outcome o = convert(folder, file, {"component=text_encoder", std::string("dtype=") + dtype});
+    ASSERT_EQ(o.status, 0) << o.err;
+    const SafetensorsReader written = SafetensorsReader::open(file);
+    EXPECT_EQ(written.metadata().at("general.architecture"), "qwen3");
+    EXPECT_EQ(written.tensors().count("blk.2.attn_output.weight"), 1U);
+    o = convert(file, t / "back", {"component=text_encoder", "single_file_config=" + folder});
+    ASSERT_EQ(o.status, 0) << o.err;
+    const HostArrays after = SafetensorsReader::open(t / "back").tensors();
+    fs::remove_all(t / "back");
+    ASSERT_EQ(after.size(), before.size());
+    const double apart =
+        relative_distance(after.at("layers.1.mlp.down_proj.weight"), before.at("layers.1.mlp.down_proj.weight"));
+    EXPECT_GE(apart, least);
+    EXPECT_LE(apart, most);
+  }
+}
+
 TEST_F(FewBits, WeightsOfMoreThanFourAxesKeepTheirSizesInGguf) {
   copy("wan/t2v");
   const Outcome o = convert(folder, t / "a.gguf", {"component=transformer", "dtype=float32"});
@@ -217,6 +239,29 @@ TEST_F(FewBits, ABaseInFewBitsIsNotTrained) {
   EXPECT_TRUE(contains(o.err, "base_weights_dtype needs train_lora: weights in few bits are not trained")) << o.err;
 }
 
+TEST_F(FewBits, BlocksAreSwappedOnlyWhereTheyCanBe) {
+  write_wide_folder("flux/dev", folder, kWideFlux);
+  // A CPU's memory is the host's.
+  EXPECT_EQ(relative_distance(sample({"scan_layers=true", "blocks_to_swap=2"}), sample({"scan_layers=true"})), 0);
+  const auto run = [&](const char* command, std::vector<std::string> words) {
+    words.insert(words.begin(), {command, MD_SOURCE_DIR "/tests/pipelines/generate.yml", "output_dir=" + t.path(),
+                                 "pretrained_model_name_or_path=" + folder, "resolution=16", "num_inference_steps=1",
+                                 "prompt=red heart", "run_name=a", "dataset_type=synthetic", "max_sequence_length=12"});
+    return maxdiffusion(words);
+  };
+  Outcome o = run("generate", {"scan_layers=true", "blocks_to_swap=2"});
+  EXPECT_EQ(o.status, 0);
+  EXPECT_TRUE(contains(o.err, "blocks_to_swap is ignored: a CPU's memory is the host's")) << o.err;
+  const auto refused = [&](const char* command, const std::vector<std::string>& words, const std::string& why) {
+    o = run(command, words);
+    EXPECT_EQ(o.status, 2) << why;
+    EXPECT_TRUE(contains(o.err, why)) << o.err;
+  };
+  refused("generate", {"blocks_to_swap=2"}, "blocks_to_swap is 2 and scan_layers is false; expected scan_layers=true");
+  refused("generate", {"scan_layers=true", "blocks_to_swap=99"}, "blocks_to_swap is 99; expected at most ");
+  refused("train", {"scan_layers=true", "blocks_to_swap=2"}, "blocks_to_swap needs train_lora: weights in the host's");
+}
+
 TEST_F(FewBits, WhatConvertDoesNotWriteIsAnErrorThatSaysWhatItDoes) {
   copy("zimage/base");
   const auto error = [&](const std::string& to, std::vector<std::string> words) {
@@ -229,7 +274,7 @@ TEST_F(FewBits, WhatConvertDoesNotWriteIsAnErrorThatSaysWhatItDoes) {
   EXPECT_TRUE(
       contains(error("a.gguf", {"dtype=float8_e4m3fn", "component=transformer"}), "of .gguf files q8_0 or q4_0"));
   EXPECT_TRUE(contains(error("a", {"dtype=float8_e4m3fn"}), "of single .safetensors files float8_e4m3fn"));
-  EXPECT_TRUE(contains(error("a.gguf", {"component=text_encoder"}), "have no names in GGUF files"));
+  EXPECT_TRUE(contains(error("a.gguf", {"component=vae"}), "have no names in GGUF files"));
   EXPECT_TRUE(contains(error("a.gguf", {"format=diffusers"}), "is GGUF, but format is diffusers"));
 }
 
