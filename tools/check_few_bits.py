@@ -1,11 +1,12 @@
 """Checks files of quantized weights with the packages that read them.
 
-    python tools/check_few_bits.py FILE REFERENCE.safetensors --most 0.01 [--model FOLDER]
+    python tools/check_few_bits.py FILE REFERENCE.safetensors --most 0.01 [--model FOLDER] [--arch QWEN3]
 
 FILE: GGUF, read by gguf, or safetensors with ComfyUI's scaled float8, read by torch. REFERENCE: the same tensors under
 the same names. Prints the largest distance (relative L2) of a tensor of each type, and for types that gguf writes whether
 the bytes are those that it makes of the reference. --model: a folder with the config.json of a transformer; diffusers
-loads FILE into it and runs without missing or unexpected keys. Exit status 0 when all is well.
+loads FILE into it and runs without missing or unexpected keys. --arch: a MODEL_ARCH of gguf, whose table gives the names
+in FILE of those in REFERENCE, which are transformers'. Exit status 0 when all is well.
 """
 import argparse
 import json
@@ -56,14 +57,28 @@ def loaded_by_diffusers(file, folder):
     print(f"{name}: {sum(1 for _ in model.parameters())} parameters")
 
 
+def names_of_gguf(reference, arch):
+    import gguf
+    arch = gguf.MODEL_ARCH[arch]
+    table = gguf.get_tensor_name_map(arch, 1 + max(int(p) for name in reference for p in name.split(".") if p.isdigit()))
+    return {table.get_name(name, (".weight", ".bias")): t for name, t in reference.items()}, gguf.MODEL_ARCH_NAMES[arch]
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("file")
     parser.add_argument("reference")
     parser.add_argument("--most", type=float, required=True)
     parser.add_argument("--model", type=pathlib.Path)
+    parser.add_argument("--arch")
     a = parser.parse_args()
     reference = load_file(a.reference)
+    if a.arch:
+        import gguf
+        reference, name = names_of_gguf(reference, a.arch)
+        written = gguf.GGUFReader(a.file).get_field("general.architecture").contents()
+        if written != name:
+            sys.exit(f"FAILED: general.architecture is {written}, not {name}")
     found = (of_gguf if a.file.endswith(".gguf") else of_safetensors)(a.file, reference)
     failed = []
     if found.keys() != reference.keys():

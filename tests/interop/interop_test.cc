@@ -206,6 +206,22 @@ TEST_F(Interop, GgufAndScaledFloat8FilesAreReadByTheirPackagesAndGgufByDiffusers
   }
 }
 
+TEST_F(Interop, AGgufFileOfAQwenEncoderHasTheNamesOfThePackageGguf) {
+  write_wide_folder("zimage/base", t / "zimage", kWideQwen3, "text_encoder");
+  const auto convert = [&](const std::string& file, const std::string& dtype) {
+    const Outcome o = maxdiffusion({"convert", t / "zimage", t / file, "component=text_encoder", "dtype=" + dtype});
+    ASSERT_EQ(o.status, 0) << o.err;
+  };
+  convert("r.safetensors", "float32");
+  convert("a.gguf", "q8_0");
+  const std::string words = (t / "a.gguf") + " " + (t / "r.safetensors") + " --most 0.01 --arch ";
+  Outcome o = check("check_few_bits.py", words + "QWEN3");
+  EXPECT_EQ(o.status, 0) << o.out << o.err;
+  EXPECT_TRUE(contains(o.out, "Q8_0: ")) << o.out;
+  o = check("check_few_bits.py", words + "T5ENCODER");
+  EXPECT_EQ(o.status, 1) << o.out;
+}
+
 TEST_F(Interop, OpenAisPackageGeneratesAndEditsWithTheServer) {
   HostArray photo(Shape{DType::u8, {16, 16, 3}}), mask = HostArray(photo.shape());
   auto colours = photo.mutable_view<uint8_t>(), white = mask.mutable_view<uint8_t>();
