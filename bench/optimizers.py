@@ -4,8 +4,9 @@
     python3 bench/optimizers.py [--matrices 32] [--rounds 3] [--python PYTHON] [--build build] [NAME …]
 
 Weights are 1024 × 1024 matrices, each with a vector of 1024 numbers. Columns: processor seconds of all threads per
-update (the least of the rounds), its ratio to AdamW's of the same side, bytes of state per weight. `--python` is one that
-has torch and the packages; a package that it lacks, or that does not run on a CPU, is a dash with the reason below.
+update (the least of the rounds; PyTorch has one thread), its ratio to AdamW's of the same side, bytes of state per
+weight. `--python` is one that has torch and the packages; a package that it lacks, or that does not run on a CPU, is a
+dash with the reason below.
 """
 import argparse
 import json
@@ -40,6 +41,7 @@ def peer(name, matrices):
     """Prints the time of updates by PyTorch."""
     import torch
 
+    torch.set_num_threads(1)  # its idle threads spin, which would count as processor time
     torch.manual_seed(0)
     make = makers()[name]
     shapes = [s for _ in range(matrices) for s in ((1024, 1024), (1024,))]
