@@ -214,19 +214,25 @@ HostArray cast_and_release(const HostArray& a, DType to) {
   return out;
 }
 
-void write_file_atomic(const std::string& path, std::string_view content) {
-  const WholeFile whole;
-  static std::atomic<int64_t> writes = 0;  // several threads may write one file at once
-  std::string temporary = fmt::format("{}.tmp-{}-{}", path, ::getpid(), writes++);
+void replace_file(const std::string& path, const std::function<void(const std::string& temporary)>& write) {
+  static std::atomic<int64_t> writes = 0;
+  const std::string temporary = fmt::format("{}.tmp-{}-{}", path, ::getpid(), writes++);
   try {
-    FileWriter w(temporary);
-    w.write(content.data(), content.size());
-    w.close();
+    write(temporary);
     rename_durable(temporary, path);
   } catch (...) {
     ::unlink(temporary.c_str());
     throw;
   }
+}
+
+void write_file_atomic(const std::string& path, std::string_view content) {
+  const WholeFile whole;
+  replace_file(path, [&](const std::string& temporary) {
+    FileWriter w(temporary);
+    w.write(content.data(), content.size());
+    w.close();
+  });
 }
 
 namespace {

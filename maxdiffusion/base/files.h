@@ -18,7 +18,11 @@ void make_folders(const std::string& path);
 /// Throws io, with a note naming `key`, if the folder, or the parent in which it would be created, is not writable.
 void check_writable(const std::string& folder, std::string_view key);
 
-/// Replaces `path` by a whole new file: temporary name in the same folder, fsync, rename, fsync of the folder.
+/// Replaces `path` by the whole new file that write(temporary name) leaves in the same folder: rename, fsync of the
+/// folder. Its content is to be on the disk then (FileWriter::close). Whatever is thrown, no temporary file stays.
+/// Several threads may replace one file at once.
+void replace_file(const std::string& path, const std::function<void(const std::string& temporary)>& write);
+/// replace_file with `content`; a signal ends the process only after it.
 void write_file_atomic(const std::string& path, std::string_view content);
 
 /// Writes a file in order. close() fsyncs. Without close(), the partial file stays; use a temporary name if readers

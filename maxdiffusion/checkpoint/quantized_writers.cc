@@ -1,7 +1,5 @@
 #include "maxdiffusion/checkpoint/quantized_writers.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -134,14 +132,7 @@ void write_gguf(const std::string& path, const ArraysToWrite& tensors, const Ggu
     all.push_back(std::move(t));
   }
   const WholeFile whole;
-  const std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
-  try {
-    write_gguf_file(temporary, all, architecture);
-    rename_durable(temporary, path);
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
+  replace_file(path, [&](const std::string& temporary) { write_gguf_file(temporary, all, architecture); });
 }
 
 ArraysToWrite with_scaled_float8(const ArraysToWrite& tensors, const std::string& prefix) {

@@ -1,6 +1,5 @@
 // Writes safetensors files. The bytes are those of the reference implementation for the same tensors and at most one
 // metadata entry. Nothing is copied: arrays are written to the file one after the other.
-#include <unistd.h>
 #include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -104,14 +103,7 @@ ArraysToWrite to_write(const HostArrays& arrays) {
 void write_safetensors(const std::string& path, const ArraysToWrite& tensors,
                        const std::map<std::string, std::string>& metadata) {
   const WholeFile whole;
-  const std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
-  try {
-    write_plain(temporary, tensors, metadata);
-    rename_durable(temporary, path);
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
+  replace_file(path, [&](const std::string& temporary) { write_plain(temporary, tensors, metadata); });
 }
 
 std::map<std::string, std::string> write_sharded_safetensors(const std::string& folder, const std::string& stem,

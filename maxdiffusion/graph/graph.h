@@ -40,7 +40,7 @@ struct GraphOptions {
   Platform platform = Platform::cpu;
   std::string device_kind;
   CpuKernels cpu_kernels;
-  bool cudnn_attention = false;  // GPUs that cuDNN's fused attention runs on: NVIDIA's from Ampere on
+  bool nvidia_kernels = false;  // NVIDIA GPUs from Ampere on: cuDNN's attention and kernels of ours
   bool manual = false;           // the body of a manual computation over all axes: shapes are those of one device
   int64_t devices() const;       // of the whole mesh
   bool one_device() const { return manual || devices() == 1; }

@@ -13,6 +13,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/percent_encoding.h"
 #include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/base/utf8.h"
 #include "maxdiffusion/base/version.h"
@@ -107,17 +108,6 @@ std::vector<double> goodput(const ReportRun& run, double begun) {
   return out;
 }
 
-/// A path as a URL for the page.
-std::string url_of(const std::string& path) {
-  std::string out;
-  for (const char c : path) {
-    const bool plain =
-        std::isalnum(static_cast<unsigned char>(c)) || std::string_view("-._~/").find(c) != std::string_view::npos;
-    out += plain ? std::string(1, c) : fmt::format("%{:02X}", static_cast<unsigned char>(c));
-  }
-  return out;
-}
-
 /// Samples by step: step_000100.png of the loop, and 100-train_steps-….png or .mp4 of evaluations. The image if a step
 /// has both an image and a video.
 std::vector<ReportRun::Sample> samples_of(const std::string& folder, const ReportOptions& options) {
@@ -141,7 +131,7 @@ std::vector<ReportRun::Sample> samples_of(const std::string& folder, const Repor
       source = fmt::format("data:{};base64,{}", video ? "video/mp4" : "image/png", to_base64(read_file(file)));
     } else {
       const fs::path page = fs::absolute(options.page_folder.empty() ? "." : options.page_folder);
-      source = url_of(fs::absolute(file).lexically_normal().lexically_relative(page.lexically_normal()));
+      source = percent_encoded(fs::absolute(file).lexically_normal().lexically_relative(page.lexically_normal()));
     }
     out.push_back({step, std::move(source), video});
   }

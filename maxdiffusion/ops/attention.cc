@@ -209,7 +209,7 @@ Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
   if (options.blocks == AttentionBlocks()) options.blocks = blocks_of_chip(q.graph().options().device_kind);
   if (options.scale == 0) options.scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
   AttentionCall call{q, k, v, options, requested, {}};
-  if (q.graph().options().platform == Platform::tpu && requested.flash && call.is_long())
+  if (has_tile_kernels(q.graph().options()) && requested.flash && call.is_long())
     call.key_bias = bias_of_keys(options.bias, q.dim(0), k.dim(1));
   const AttentionRow& row = kernel_for(kKernels, call);
   if (requested.flash && &row == std::end(kKernels) - 1)

@@ -353,7 +353,7 @@ constexpr KernelRow<Call, Functions> kRows[] = {
      [](const Call&) {
        return Functions{cudnn_attention, cudnn_attention_gradient};
      }},
-    {"TPU kernel", [](const Call& c) { return tile_attention_refuses(c.q, c.k, c.v, c.options); },
+    {"tile kernel", [](const Call& c) { return tile_attention_refuses(c.q, c.k, c.v, c.options); },
      [](const Call&) {
        return Functions{tile_attention, tile_attention_gradient, true};
      }},
@@ -369,10 +369,12 @@ constexpr KernelRow<Call, Functions> kRows[] = {
 
 Functions functions_for(const Call& call) {
   const auto& row = kernel_for(kRows, call);
+  const bool on_gpu = call.q.graph().options().platform == Platform::gpu;
   if (call.options.blocks != AttentionBlocks() &&
-      (std::string_view(row.name) == kAttentionKernel || std::string_view(row.name) == "cuDNN"))
+      (std::string_view(row.name) == kAttentionKernel || std::string_view(row.name) == "cuDNN" ||
+       (std::string_view(row.name) == "tile kernel" && on_gpu)))
     log_info_once("flash_block_sizes is ignored where attention is {}, which chooses sizes itself", row.name);
-  if (call.q.graph().options().cudnn_attention && call.options.in_blocks && std::string_view(row.name) != "cuDNN")
+  if (call.q.graph().options().nvidia_kernels && call.options.in_blocks && std::string_view(row.name) != "cuDNN")
     log_info_once("attention: q {} and k {} use {} instead of cuDNN: {}", to_string(call.q.shape()),
                   to_string(call.k.shape()), row.name, cudnn_refuses(call));
   return row.build(call);

@@ -3,8 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <functional>
+#include <limits>
 #include <numbers>
 #include <utility>
 
@@ -25,7 +27,8 @@ using tiles::Tile;
 
 constexpr double kLog2e = std::numbers::log2e, kLn2 = std::numbers::ln2;
 constexpr double kMasked = -1e30;
-constexpr int64_t kLanes = 128;
+constexpr int64_t kLanes = 128;  // of TPUs
+constexpr TileChip kGpu{0, std::numeric_limits<int64_t>::max(), 1, true};
 
 // ---- block sizes
 
@@ -62,7 +65,7 @@ int64_t first_of(std::initializer_list<int64_t> sizes) {
 // ---- arrays
 
 /// If a head's features fill whole registers, arrays are read as [B, L, H·D], else as [B, H, L, D].
-bool tokens_first(const TileAttention& a) { return a.head_dim % kLanes == 0; }
+bool tokens_first(const TileAttention& a) { return a.head_dim % a.chip.lanes == 0; }
 
 Shape array_of(const TileAttention& a, int64_t length, int64_t heads, DType type) {
   return tokens_first(a) ? Shape{type, {a.batch, length, heads * a.head_dim}}
@@ -86,22 +89,27 @@ Ref rows_of(Program& p, const TileAttention& a, const char* name, int64_t length
 /// One value for each of `length` positions, as rows or columns; the block is selected by axis `grid` of the grid.
 Ref line_of(Program& p, const TileAttention& a, const char* name, int64_t length, int64_t block, int grid, bool column,
             DType type) {
-  return column ? p.input(name, {type, {a.batch, length, kLanes}}, {1, block, kLanes}, {{0}, {grid}, {}})
+  const int64_t lanes = a.chip.lanes;
+  return column ? p.input(name, {type, {a.batch, length, lanes}}, {1, block, lanes}, {{0}, {grid}, {}})
                 : p.input(name, {type, {a.batch, length / block, 1, block}}, {1, 1, 1, block}, {{0}, {grid}, {}, {}});
+}
+/// A tile of one value per row, stored in all lanes, with `columns` columns.
+Tile widened(Program& p, Tile x, int64_t columns) {
+  const int64_t lanes = x.columns();
+  if (lanes == 1 || columns % lanes != 0) return p.broadcast(p.slice(x, 0, x.rows(), 0, 1), x.rows(), columns);
+  return p.concatenate(std::vector<Tile>(static_cast<size_t>(columns / lanes), x), 1);
 }
 /// Values of positions [from, from + n) of the block, broadcast over `others` positions of the other kind: [others, n],
 /// or [n, others] for a column.
 Tile line(Program& p, Ref from_ref, bool column, int64_t from, int64_t n, int64_t others) {
   if (!column) return p.broadcast(p.slice(p.load(from_ref), 0, 1, from, n), others, n);
-  const Tile x = p.load(from_ref, from, n);
-  if (others % kLanes != 0) return p.broadcast(p.slice(x, 0, n, 0, 1), n, others);
-  return p.concatenate(std::vector<Tile>(static_cast<size_t>(others / kLanes), x), 1);
+  return widened(p, p.load(from_ref, from, n), others);
 }
 
 /// Whether bf16 queries times the scale are split into two exact bf16 parts, which is free if the matrix unit has
 /// unused rows; else logits are scaled.
 bool queries_in_parts(const TileAttention& a) {
-  return a.type == DType::bf16 && a.head_dim % kLanes == 0 && 2 * a.head_dim <= a.chip.matrix;
+  return a.type == DType::bf16 && a.head_dim % a.chip.lanes == 0 && 2 * a.head_dim <= a.chip.matrix;
 }
 
 // ---- masks
@@ -173,10 +181,29 @@ bool masks(const TileAttention& a, int64_t block_k) {
   return a.causal || a.limited || a.segments || a.keys % block_k != 0;
 }
 
+/// Block sizes for GPUs, by what the registers and the shared memory of a multiprocessor hold.
+AttentionBlocks gpu_blocks(const TileAttention& a) {
+  const bool wide = a.type == DType::f32;
+  const int64_t rows = a.head_dim > 128 ? 64 : 128;  // of queries of one program
+  const auto at_most = [](int64_t size, int64_t length) {
+    return std::min(size, std::max<int64_t>(16, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(length)))));
+  };
+  AttentionBlocks b;
+  b.queries = at_most(wide ? rows / 2 : rows, a.queries);
+  b.keys = b.keys_compute = at_most((a.head_dim > 128 ? 32 : 64) / (wide ? 2 : 1), a.keys);
+  b.gradient_queries = at_most(wide || a.head_dim > 128 ? 32 : 64, a.queries);
+  b.gradient_keys = b.gradient_keys_compute = at_most(wide || a.head_dim > 128 ? 32 : 64, a.keys);
+  b.dq_queries = b.gradient_queries;
+  b.dq_keys = b.gradient_keys;
+  b.fused_gradient = AttentionBlocks::Fused::no;  // it would keep a head's queries in registers
+  return b;
+}
+
 }  // namespace
 
 TileChip tile_chip(const std::string& kind) {
   constexpr int64_t kMiB = int64_t{1} << 20;
+  if (kind.starts_with("NVIDIA")) return kGpu;
   if (kind == "TPU v6 lite" || kind == "TPU v6e") return {256, 96 * kMiB};
   if (kind == "TPU7x" || kind == "TPU v7x" || kind == "TPU7") return {256, 48 * kMiB};
   if (kind == "TPU v5 lite" || kind == "TPU v5e") return {128, 96 * kMiB};
@@ -184,7 +211,13 @@ TileChip tile_chip(const std::string& kind) {
   return {};
 }
 
+int64_t tile_head_dim(int64_t head_dim, const TileChip& chip) {
+  if (!chip.is_gpu) return head_dim;
+  return std::max<int64_t>(16, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(head_dim))));
+}
+
 AttentionBlocks tile_blocks(const TileAttention& a) {
+  if (a.chip.is_gpu) return gpu_blocks(a);
   AttentionBlocks b = a.blocks;
   const int64_t rows = a.type == DType::bf16 ? 16 : 8;
   b.queries = first_of({b.queries, kDefaultBlock});
@@ -225,9 +258,10 @@ tiles::Program tile_attention_program(const TileAttention& a) {
   const AttentionBlocks b = tile_blocks(a);
   const int64_t bq = b.queries, bk = b.keys, sub = b.keys_compute, d = a.head_dim;
   const int64_t lq = round_up(a.queries, bq), lk = round_up(a.keys, bk), nq = lq / bq, nk = lk / bk;
+  const int64_t lanes = a.chip.lanes;
   // Columns of ones appended to v make the matrix unit compute row sums, if it has unused columns.
-  const bool ones = round_up(d, kLanes) < a.chip.matrix || d % kLanes != 0;
-  const int64_t width = ones ? round_up(d + 1, kLanes) : d;
+  const bool ones = round_up(d, lanes) < a.chip.matrix || d % lanes != 0;
+  const int64_t width = ones ? round_up(d + 1, lanes) : d;
   const bool parts = queries_in_parts(a);
   const double scale = a.scale * kLog2e, of_logits = parts ? 1 : scale;
 
@@ -245,14 +279,9 @@ tiles::Program tile_attention_program(const TileAttention& a) {
   const Ref y = rows_of(p, a, "y", lq, bq, 2, false, tiles::Space::output, a.type),
             lse =
                 p.output("lse", {DType::f32, {a.batch, a.heads, nq, 1, bq}}, {1, 1, 1, 1, bq}, {{0}, {1}, {2}, {}, {}});
-  const Ref most = p.scratch("most", {DType::f32, {bq, kLanes}}), sum = p.scratch("sum", {DType::f32, {bq, width}});
-  Ref total = ones ? Ref{} : p.scratch("total", {DType::f32, {bq, kLanes}});
+  const Ref most = p.scratch("most", {DType::f32, {bq, lanes}}), sum = p.scratch("sum", {DType::f32, {bq, width}});
+  Ref total = ones ? Ref{} : p.scratch("total", {DType::f32, {bq, lanes}});
   Ref scaled = parts ? p.scratch("scaled", {DType::bf16, {bq, 2 * d}}) : Ref{};
-  const auto wide = [&](Tile x, int64_t columns) {  // [bq, 128], equal in all columns
-    if (columns % kLanes != 0) return p.broadcast(p.slice(x, 0, bq, 0, 1), bq, columns);
-    return p.concatenate(std::vector<Tile>(static_cast<size_t>(columns / kLanes), x), 1);
-  };
-
   // Logits are scaled after subtracting their maximum: scaling before would be another pass over them.
   const auto power = [&](Tile x) { return p.exp2(of_logits == 1 ? x : p.multiply(x, of_logits)); };
 
@@ -275,19 +304,19 @@ tiles::Program tile_attention_program(const TileAttention& a) {
       Tile s = p.matmul(queries, keys, 1, 1, a.exact);
       if (a.key_bias) s = p.add(s, line(p, bias, false, from, sub, bq));
       if (visible) s = mask.apply(*visible, s, from, false);
-      const Tile before = p.load(most), now = p.maximum(before, p.broadcast(p.max_of(s, 1), bq, kLanes)),
-                 e = power(p.subtract(s, wide(now, sub))), shrunk = power(p.subtract(before, now));
+      const Tile before = p.load(most), now = p.maximum(before, p.broadcast(p.max_of(s, 1), bq, lanes)),
+                 e = power(p.subtract(s, widened(p, now, sub))), shrunk = power(p.subtract(before, now));
       p.store(most, now);
-      if (!ones) p.store(total, p.add(p.multiply(p.load(total), shrunk), p.broadcast(p.sum_of(e, 1), bq, kLanes)));
-      p.store(sum,
-              p.add(p.multiply(p.load(sum), wide(shrunk, width)), p.matmul(p.cast(e, a.type), values, 1, 0, a.exact)));
+      if (!ones) p.store(total, p.add(p.multiply(p.load(total), shrunk), p.broadcast(p.sum_of(e, 1), bq, lanes)));
+      p.store(sum, p.add(p.multiply(p.load(sum), widened(p, shrunk, width)),
+                         p.matmul(p.cast(e, a.type), values, 1, 0, a.exact)));
     }
   });
   p.when(p.equal(j, p.scalar(nk - 1)), [&] {
     const Tile all = p.load(sum);
-    Tile of_row = ones ? p.broadcast(p.slice(all, 0, bq, d, 1), bq, kLanes) : p.load(total);
+    Tile of_row = ones ? p.broadcast(p.slice(all, 0, bq, d, 1), bq, lanes) : p.load(total);
     of_row = p.maximum(of_row, p.constant(1e-30, of_row.shape));  // for samples without keys
-    p.store(y, p.cast(p.divide(p.slice(all, 0, bq, 0, d), wide(of_row, d)), a.type));
+    p.store(y, p.cast(p.divide(p.slice(all, 0, bq, 0, d), widened(p, of_row, d)), a.type));
     const Tile logs = p.add(p.multiply(p.load(most), of_logits * kLn2), p.multiply(p.log2(of_row), kLn2));
     p.store(lse, p.slice(p.transpose(logs), 0, 1, 0, bq));
   });
@@ -343,7 +372,7 @@ tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind) 
     sum_k = p.scratch("sum_k", {DType::f32, {bk, d}});
     sum_v = p.scratch("sum_v", {DType::f32, {bk, d}});
   }
-  if (of_bias) sum_b = p.scratch("sum_b", {DType::f32, {bk, kLanes}});
+  if (of_bias) sum_b = p.scratch("sum_b", {DType::f32, {bk, a.chip.lanes}});
 
   const Tile i = p.coordinate(axis_q), j = p.coordinate(axis_k),
              row = fused ? p.multiply(i, p.scalar(bq)) : p.scalar(0);
@@ -369,7 +398,8 @@ tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind) 
         p.store(sum_v, p.add(p.load(sum_v, from, sub), p.matmul(p.cast(e, a.type), slopes, 1, 0, a.exact)), from);
       const Tile de = p.matmul(values, slopes, 1, 1, a.exact),
                  exact = p.multiply(e, p.subtract(de, p.broadcast(sums, sub, bq))), ds = p.cast(exact, a.type);
-      if (of_bias) p.store(sum_b, p.add(p.load(sum_b, from, sub), p.broadcast(p.sum_of(exact, 1), sub, kLanes)), from);
+      if (of_bias)
+        p.store(sum_b, p.add(p.load(sum_b, from, sub), p.broadcast(p.sum_of(exact, 1), sub, a.chip.lanes)), from);
       if (of_keys) p.store(sum_k, p.add(p.load(sum_k, from, sub), p.matmul(ds, queries, 1, 0, a.exact)), from);
       if (of_q)
         p.store(sum_q, p.add(p.load(sum_q, row, bq, multiple), p.matmul(ds, keys, 0, 0, a.exact)), row, multiple);
@@ -391,21 +421,27 @@ namespace {
 
 /// An array of the model, [B, L, H, D], in the kernels' layout, zero-padded.
 Tensor to_kernel(const TileAttention& a, Tensor x, int64_t length) {
-  x = pad_end(x, 1, length);
+  x = pad_end(pad_end(x, 1, length), 3, a.head_dim);
   return tokens_first(a) ? reshape(x, {x.dim(0), length, x.dim(2) * x.dim(3)}) : transpose(x, {0, 2, 1, 3});
 }
-Tensor from_kernel(const TileAttention& a, Tensor x, int64_t length, int64_t heads) {
-  x = tokens_first(a) ? reshape(x, {x.dim(0), x.dim(1), heads, a.head_dim}) : transpose(x, {0, 2, 1, 3});
-  return x.dim(1) == length ? x : slice_axis(x, 1, 0, length);
+/// `like`: [B, length, heads, D] of the model.
+Tensor from_kernel(const TileAttention& a, Tensor x, const Dims& like) {
+  x = tokens_first(a) ? reshape(x, {x.dim(0), x.dim(1), x.dim(2) / a.head_dim, a.head_dim})
+                      : transpose(x, {0, 2, 1, 3});
+  for (const int64_t axis : {1, 3})
+    if (const int64_t n = like[static_cast<size_t>(axis)]; x.dim(axis) != n) x = slice_axis(x, axis, 0, n);
+  return x;
 }
 
 TileAttention call_of(Tensor q, Tensor k, const LocalAttention& options) {
+  const GraphOptions& device = q.graph().options();
+  const TileChip chip = device.platform == Platform::gpu ? kGpu : tile_chip(device.device_kind);
   TileAttention a{.batch = q.dim(0),
                   .heads = q.dim(2),
                   .kv_heads = k.dim(2),
                   .queries = q.dim(1),
                   .keys = k.dim(1),
-                  .head_dim = q.dim(3),
+                  .head_dim = tile_head_dim(q.dim(3), chip),
                   .type = q.dtype(),
                   .scale = options.scale,
                   .causal = options.causal,
@@ -414,16 +450,16 @@ TileAttention call_of(Tensor q, Tensor k, const LocalAttention& options) {
                   .key_bias = static_cast<bool>(options.key_bias),
                   .segments = static_cast<bool>(options.key_segments),
                   .blocks = options.blocks,
-                  .chip = tile_chip(q.graph().options().device_kind)};
+                  .chip = chip};
   a.blocks = tile_blocks(a);
   return a;
 }
 
 /// x [B, L] as a kernel's rows or columns.
-Tensor to_line(Tensor x, int64_t length, int64_t block, bool column) {
+Tensor to_line(const TileAttention& a, Tensor x, int64_t length, int64_t block, bool column) {
   x = pad_end(x, 1, length);
   const int64_t batch = x.dim(0);
-  return column ? broadcast_to(expand_dims(x, 2), {batch, length, kLanes})
+  return column ? broadcast_to(expand_dims(x, 2), {batch, length, a.chip.lanes})
                 : reshape(x, {batch, length / block, 1, block});
 }
 
@@ -463,9 +499,11 @@ void check_fits(const TileAttention& a, const char* key, int64_t AttentionBlocks
 
 }  // namespace
 
+bool has_tile_kernels(const GraphOptions& device) { return device.platform == Platform::tpu || device.nvidia_kernels; }
+
 const char* tile_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& options) {
   const GraphOptions& o = q.graph().options();
-  if (o.platform != Platform::tpu) return "the device is not a TPU";
+  if (!has_tile_kernels(o)) return "the device is no TPU and no NVIDIA GPU from Ampere on";
   if (!o.one_device()) return "the call is not inside a manual computation";
   if (!options.in_blocks) return "all logits are requested";
   if (options.bias) return "there is a bias";
@@ -481,17 +519,17 @@ AttentionResult tile_attention(Tensor q, Tensor k, Tensor v, const LocalAttentio
   std::vector<Tensor> in;
   if (a.limited) in.push_back(limits_of(q.graph(), a, options));
   for (const auto& [x, length] : {std::pair{q, lq}, {k, lk}, {v, lk}}) in.push_back(to_kernel(a, x, length));
-  if (a.key_bias) in.push_back(to_line(options.key_bias * tile_bias_factor(a), lk, a.blocks.keys, false));
+  if (a.key_bias) in.push_back(to_line(a, options.key_bias * tile_bias_factor(a), lk, a.blocks.keys, false));
   if (a.segments) {
-    in.push_back(to_line(options.query_segments, lq, a.blocks.queries, true));
-    in.push_back(to_line(options.key_segments, lk, a.blocks.keys, false));
+    in.push_back(to_line(a, options.query_segments, lq, a.blocks.queries, true));
+    in.push_back(to_line(a, options.key_segments, lk, a.blocks.keys, false));
   }
   check_fits(a, "block_q", &AttentionBlocks::queries, tile_attention_program);
   const auto out = tiles::call(tile_attention_program(a), in,
                                4.0 * static_cast<double>(a.batch * a.heads * a.head_dim) *
                                    static_cast<double>(a.queries) * static_cast<double>(a.keys));
   Tensor lse = reshape(out[1], {a.batch, a.heads, lq});
-  return {from_kernel(a, out[0], a.queries, a.heads), lq == a.queries ? lse : slice_axis(lse, 2, 0, a.queries)};
+  return {from_kernel(a, out[0], q.dims()), lq == a.queries ? lse : slice_axis(lse, 2, 0, a.queries)};
 }
 
 AttentionGradient tile_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
@@ -531,10 +569,10 @@ AttentionGradient tile_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y
     for (const auto& [x, length] : {std::pair{q, lq}, {k, lk}, {v, lk}, {dy, lq}})
       in.push_back(to_kernel(a, x, length));
     for (Tensor x : {logs, slopes}) in.push_back(reshape(pad_end(x, 2, lq), {a.batch, a.heads, lq / bq, 1, bq}));
-    if (a.key_bias) in.push_back(to_line(options.key_bias * kLog2e, lk, bk, true));
+    if (a.key_bias) in.push_back(to_line(a, options.key_bias * kLog2e, lk, bk, true));
     if (a.segments) {
-      in.push_back(to_line(options.query_segments, lq, bq, false));
-      in.push_back(to_line(options.key_segments, lk, bk, true));
+      in.push_back(to_line(a, options.query_segments, lq, bq, false));
+      in.push_back(to_line(a, options.key_segments, lk, bk, true));
     }
     return tiles::call(tile_gradient_program(a, kind), in, kind == TileGradient::dq ? work : (fused ? 4 : 3) * work);
   };
@@ -550,11 +588,11 @@ AttentionGradient tile_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y
     for (Tensor t : run(TileGradient::dkv)) out.push_back(t);
   }
   const auto of_keys = [&](Tensor x) {
-    x = from_kernel(a, x, a.keys, a.heads);
+    x = from_kernel(a, x, {a.batch, a.keys, a.heads, q.dim(3)});
     const int64_t group = a.heads / a.kv_heads;
-    return group == 1 ? x : sum(reshape(cast(x, wide), {a.batch, a.keys, a.kv_heads, group, a.head_dim}), {3});
+    return group == 1 ? x : sum(reshape(cast(x, wide), {a.batch, a.keys, a.kv_heads, group, q.dim(3)}), {3});
   };
-  AttentionGradient g{from_kernel(a, out[0], a.queries, a.heads), of_keys(out[1]), of_keys(out[2])};
+  AttentionGradient g{from_kernel(a, out[0], q.dims()), of_keys(out[1]), of_keys(out[2])};
   if (a.key_bias) {
     const int64_t length = out[3].dim(2) * out[3].dim(4);
     g.key_bias = slice_axis(reshape(sum(out[3], {1}), {a.batch, length}), 1, 0, a.keys);

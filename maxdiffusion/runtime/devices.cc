@@ -69,7 +69,7 @@ GraphOptions graph_options(const Mesh& mesh, const Topology& topology, const Axi
   options.platform = platform_of(topology.platform);
   if (options.platform == Platform::tpu) options.memory_order = filters_before_channels;
   options.device_kind = topology.device_kind;
-  options.cudnn_attention = topology.compute_capability >= 8;
+  options.nvidia_kernels = topology.compute_capability >= 8;
   return options;
 }
 

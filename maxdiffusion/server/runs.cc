@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/percent_encoding.h"
 #include "maxdiffusion/server/service.h"
 #include "maxdiffusion/settings/run_report.h"
 
@@ -130,10 +131,8 @@ HttpReply runs_reply(Service& service, const HttpCall& call) {
   if (call.path.starts_with(kFiles)) return sample(folder, call.path.substr(kFiles.size()));
   const std::vector<std::string> folders = runs_of(folder, call);
   std::string live = "/runs/data";
-  if (const auto requested = call.query.find("runs"); requested != call.query.end()) {
-    live += "?runs=";
-    for (const char c : requested->second) live += fmt::format("%{:02X}", static_cast<unsigned char>(c));
-  }
+  if (const auto requested = call.query.find("runs"); requested != call.query.end())
+    live += "?runs=" + percent_encoded(requested->second);
   if (call.path == "/runs/page")
     return {.type = "text/html; charset=utf-8", .body = report_page(read_runs(folder, folders), live), .headers = page};
   if (call.path != "/runs/data")

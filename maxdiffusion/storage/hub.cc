@@ -18,6 +18,7 @@
 #include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/percent_encoding.h"
 #include "maxdiffusion/storage/http_library.h"
 
 namespace md {
@@ -62,16 +63,6 @@ std::string& token_override() {
 std::mutex& token_mutex() {
   static std::mutex mutex;
   return mutex;
-}
-
-std::string escaped(const std::string& path) {
-  std::string out;
-  for (const char c : path) {
-    const bool plain =
-        std::isalnum(static_cast<unsigned char>(c)) || std::string_view("-._~/").find(c) != std::string_view::npos;
-    out += plain ? std::string(1, c) : fmt::format("%{:02X}", static_cast<uint8_t>(c));
-  }
-  return out;
 }
 
 std::string page_of(const HubName& n) {
@@ -165,7 +156,7 @@ bool is_hex(const std::string& s, size_t size) {
 Listing list_repository(const HubName& n) {
   const std::string revision = n.revision.empty() ? "main" : n.revision;
   const json j = parse_json_or_discard(get_text(
-      n, fmt::format("{}/api/{}/{}/revision/{}?blobs=true", endpoint(), n.kind, n.repository, escaped(revision)),
+      n, fmt::format("{}/api/{}/{}/revision/{}?blobs=true", endpoint(), n.kind, n.repository, percent_encoded(revision)),
       "its list of files"));
   const auto text = [](const json& o, const char* name) {
     const auto it = o.find(name);  // end() if it is not an object
@@ -262,7 +253,7 @@ void download_blob(const HubName& n, const std::string& commit, const HubFile& f
   const BlobLock lock(fs::path(entry).parent_path().string() + "/.locks/" + fs::path(entry).filename().string() + "/" +
                       name_of_blob(f) + ".lock");
   if (exists(blob)) return;
-  const std::string url = page_of(n) + "/resolve/" + commit + "/" + escaped(f.path);
+  const std::string url = page_of(n) + "/resolve/" + commit + "/" + percent_encoded(f.path);
   bool damaged = false;
   int64_t most = size_of_file(part);
   for (int attempt = 1;; ++attempt) {

@@ -99,19 +99,14 @@ void put_file(const std::string& file, const std::string& location) {
     });
   }
   make_folders(folder_of(location));
-  const std::string temporary = fmt::format("{}.tmp-{}", location, ::getpid());
-  try {
+  replace_file(location, [&](const std::string& temporary) {
     FileWriter w(temporary);
     for (int64_t at = 0; at < bytes.size(); at += kChunk) {
       const std::string chunk = bytes.read(at, std::min(kChunk, bytes.size() - at));
       w.write(chunk.data(), chunk.size());
     }
     w.close();
-    rename_durable(temporary, location);
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
+  });
 }
 
 void put_file_like(const std::string& same, const std::string& file, const std::string& location) {
@@ -139,19 +134,14 @@ Blob get_range(const InputFile& file, int64_t offset, int64_t size) {
 void get_file(const FoundFile& found, const std::string& path) {
   const auto file = open_input(found);
   make_folders(folder_of(path));
-  const std::string temporary = fmt::format("{}.tmp-{}", path, ::getpid());
-  try {
+  replace_file(path, [&](const std::string& temporary) {
     FileWriter w(temporary);
     for (int64_t at = 0; at < file->size(); at += kChunk) {
       const Blob chunk = get_range(*file, at, std::min(kChunk, file->size() - at));
       w.write(chunk.bytes.data(), chunk.bytes.size());
     }
     w.close();
-    rename_durable(temporary, path);
-  } catch (...) {
-    ::unlink(temporary.c_str());
-    throw;
-  }
+  });
 }
 
 std::optional<FoundFile> find_file(const std::string& location) {

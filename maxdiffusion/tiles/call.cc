@@ -4,6 +4,7 @@
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/tiles/mosaic.h"
 #include "maxdiffusion/tiles/stablehlo.h"
+#include "maxdiffusion/tiles/triton.h"
 
 namespace md::tiles {
 
@@ -29,8 +30,9 @@ const OpDef kTileProgram = {
           const Program& program = *c.attrs<Call>().program;
           std::vector<Value> in;
           for (int i = 0; i < c.in_count(); ++i) in.push_back(c.in(i));
-          const std::vector<Value> out =
-              c.platform() == Platform::tpu ? c.emit_call(mosaic_call(program), in) : print_stablehlo(c, program, in);
+          const std::vector<Value> out = c.platform() == Platform::tpu   ? c.emit_call(mosaic_call(program), in)
+                                         : c.platform() == Platform::gpu ? c.emit_call(triton_call(program), in)
+                                                                         : print_stablehlo(c, program, in);
           for (size_t i = 0; i < out.size(); ++i) c.set_out(out[i], static_cast<int>(i));
         },
     .flops = [](const Node& n) { return n.attrs<Call>().flops; },

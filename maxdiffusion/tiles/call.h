@@ -1,5 +1,5 @@
-// A tile program as an operation of a graph: a custom kernel on TPUs, StableHLO elsewhere. The partitioner supports
-// neither; on meshes use it inside manual computations only.
+// A tile program as an operation of a graph: a custom kernel on TPUs and GPUs, StableHLO elsewhere. The partitioner
+// supports neither; on meshes use it inside manual computations only.
 #pragma once
 
 #include <memory>

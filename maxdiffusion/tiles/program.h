@@ -1,5 +1,6 @@
 // A kernel as data: what one step of a grid does with blocks of arrays. It is printed as StableHLO, which runs on every
-// device (stablehlo.h), and as a kernel for TPUs (mosaic.h). docs/kernels.md explains it with an example.
+// device (stablehlo.h), and as a kernel for TPUs (mosaic.h) and NVIDIA GPUs (triton.h). docs/kernels.md explains it
+// with an example.
 #pragma once
 
 #include <functional>

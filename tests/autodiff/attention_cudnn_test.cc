@@ -18,7 +18,7 @@ using namespace gradient_check;  // NOLINT
 GraphOptions on_gpu() {
   GraphOptions o;
   o.platform = Platform::gpu;
-  o.cudnn_attention = true;
+  o.nvidia_kernels = true;
   return o;
 }
 
@@ -143,7 +143,7 @@ TEST(CudnnAttention, AheadOfTimeProgramsGatherNothing) {
     GTEST_SKIP() << "jax-cuda13-pjrt is not there (cmake/wheels_gpu.txt); attention is not compiled for GPUs";
   }
   const pjrt::Topology gpus = absent_devices("gpu", "1x1x8", path, 1, "h100");
-  EXPECT_TRUE(graph_options(Mesh::single(), topology(gpus)).cudnn_attention);
+  EXPECT_TRUE(graph_options(Mesh::single(), topology(gpus)).nvidia_kernels);
   struct Case {
     const char* kernel;
     MeshConfig mesh;

@@ -315,7 +315,7 @@ TEST(AttentionBlocks, ThatNoKernelHasAreRefusedWithTheNearestThatOneHas) {
 TEST(AttentionBlocks, NoEffectIsLoggedIfAKernelChooses) {
   GraphOptions on;
   on.platform = Platform::gpu;
-  on.cudnn_attention = true;
+  on.nvidia_kernels = true;
   Graph g(on);
   const Shape shape{DType::bf16, {1, 512, 2, 64}};
   testing::internal::CaptureStderr();

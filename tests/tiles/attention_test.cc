@@ -1,6 +1,7 @@
 // Attention kernels: their StableHLO compared with attention in double on the host, and compiled for four generations
-// of TPUs.
+// of TPUs and two of GPUs.
 #include <cmath>
+#include <span>
 
 #include "maxdiffusion/ops/attention_tiles.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -163,15 +164,15 @@ void expect_near(const HostArray& is, const std::vector<double>& expected, doubl
   EXPECT_LT(error, tolerance * std::max(most, 0.1)) << what;
 }
 
-/// Chips whose matrix unit has 128 or 256 rows.
-const char* const kKinds[] = {"TPU v5", "TPU v6 lite"};
+/// Chips whose matrix unit has 128 or 256 rows, and GPUs.
+const char* const kKinds[] = {"TPU v5", "TPU v6 lite", "NVIDIA H100"};
 
 // S0-41, S0-43…45, S0-49, S0-50, S0-52…54
 TEST(TileAttention, IsAttention) {
   using Fused = AttentionBlocks::Fused;
   for (const char* kind : kKinds)
     for (const Case& c : kCases) {
-      if (kind != kKinds[0] && c.head_dim != 128) continue;  // otherwise both have the same kernels
+      if (kind == kKinds[1] && c.head_dim != 128) continue;  // otherwise both TPUs have the same kernels
       GraphOptions o = one_device().graph_options();
       o.device_kind = kind;
       Graph g(o);
@@ -211,7 +212,7 @@ TileAttention sizes(const Case& c, const std::string& kind) {
           .kv_heads = c.kv_heads,
           .queries = c.lq,
           .keys = c.lk,
-          .head_dim = c.head_dim,
+          .head_dim = tile_head_dim(c.head_dim, tile_chip(kind)),
           .type = c.type,
           .scale = 0.1,
           .causal = c.causal,
@@ -223,18 +224,54 @@ TileAttention sizes(const Case& c, const std::string& kind) {
           .chip = tile_chip(kind)};
 }
 
+/// The kernels of every `stride`-th case from `first` on.
+std::vector<tiles::Program> programs_for(const std::string& kind, size_t first = 0, size_t stride = 1) {
+  std::vector<tiles::Program> all;
+  for (size_t i = first; i < std::size(kCases); i += stride) {
+    const TileAttention a = sizes(kCases[i], kind);
+    all.push_back(tile_attention_program(a));
+    for (const TileGradient part : {TileGradient::fused, TileGradient::dq, TileGradient::dkv})
+      if (part != TileGradient::fused || !a.chip.is_gpu) all.push_back(tile_gradient_program(a, part));
+  }
+  return all;
+}
+
 // S0-41, S0-43…45, S0-49, S0-50, S0-52…54
 TEST(TileAttention, CompilesForEveryTpu) {
-  if (const std::string missing = no_tpu_compiler(); !missing.empty()) GTEST_SKIP() << missing;
-  expect_compiled([](const std::string& kind) {
-    std::vector<tiles::Program> all;
-    for (const Case& c : kCases) {
-      all.push_back(tile_attention_program(sizes(c, kind)));
-      for (const TileGradient part : {TileGradient::fused, TileGradient::dq, TileGradient::dkv})
-        all.push_back(tile_gradient_program(sizes(c, kind), part));
-    }
-    return all;
-  });
+  if (const std::string missing = no_compiler("tpu"); !missing.empty()) GTEST_SKIP() << missing;
+  expect_compiled(kTpus, [](const std::string& kind) { return programs_for(kind); });
+}
+
+TEST(TileAttention, CompilesForGpus) {
+  if (const std::string missing = no_compiler("gpu"); !missing.empty()) GTEST_SKIP() << missing;
+  for (size_t i = 0; i < std::size(kGpus); ++i)
+    expect_compiled(std::span(kGpus).subspan(i, 1),
+                    [&](const std::string& kind) { return programs_for(kind, i, std::size(kGpus)); });
+}
+
+/// Attention with a bias of keys and its gradient, as the table's first row that takes it.
+std::string module_for_gpu(DType type, int64_t head_dim) {
+  GraphOptions o;
+  o.platform = Platform::gpu;
+  o.nvidia_kernels = true;
+  Graph g(o);
+  const Shape shape{type, {2, 512, 4, head_dim}};
+  Tensor q = g.input("q", shape), k = g.input("k", shape), v = g.input("v", shape), dy = g.input("dy", shape);
+  const LocalAttention local{.scale = 0.1, .lengths = g.input("lengths", {DType::s32, {2}})};
+  const AttentionResult r = local_attention(q, k, v, local);
+  const AttentionGradient d = local_attention_gradient(q, k, v, r.y, r.lse, dy, local);
+  for (const auto& [name, t] : {std::pair{"y", r.y}, {"dq", d.q}, {"dk", d.k}, {"dv", d.v}}) g.output(name, t);
+  return to_stablehlo(g);
+}
+
+TEST(TileAttention, IsUsedOnGpusWhereCudnnIsNot) {
+  for (const auto& [type, head_dim] : {std::pair{DType::bf16, 64}, {DType::bf16, 160}, {DType::f32, 40}}) {
+    const std::string module = module_for_gpu(type, head_dim);
+    size_t calls = 0;
+    for (size_t at = 0; (at = module.find("\"__gpu$xla.gpu.triton\"", at)) != std::string::npos; ++at) ++calls;
+    EXPECT_EQ(calls, 3u) << to_string(type) << " " << head_dim;  // forward, dq, and dk with dv
+    EXPECT_EQ(module.find("stablehlo.dot_general"), std::string::npos) << to_string(type) << " " << head_dim;
+  }
 }
 
 }  // namespace

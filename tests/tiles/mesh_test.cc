@@ -30,7 +30,7 @@ AheadOfTime compiled(const MeshConfig& config, const char* kernel, int64_t queri
 }
 
 TEST(TileAttentionOnMeshes, EveryWayToBringKeysCallsTheKernels) {
-  if (const std::string missing = no_tpu_compiler(); !missing.empty()) GTEST_SKIP() << missing;
+  if (const std::string missing = no_compiler("tpu"); !missing.empty()) GTEST_SKIP() << missing;
   const MeshConfig context{.ici_data_parallelism = 1, .ici_context_parallelism = 4};
   struct Case {
     const char* kernel;
@@ -89,7 +89,7 @@ OneTpu on_one_tpu(With with) {
 }
 
 TEST(TileAttentionOnOneTpu, TakesGroupedHeadsABiasOfKeysAndSegmentsAsTheyAre) {
-  if (const std::string missing = no_tpu_compiler(); !missing.empty()) GTEST_SKIP() << missing;
+  if (const std::string missing = no_compiler("tpu"); !missing.empty()) GTEST_SKIP() << missing;
   const auto calls = [](const OneTpu& p) {
     size_t n = 0;
     for (size_t at = 0; (at = p.text.find("tpu_custom_call", at)) != std::string::npos; ++at) ++n;

@@ -1,9 +1,11 @@
-// Compiles tile programs for TPUs that this machine does not have.
+// Compiles tile programs for TPUs and GPUs that this machine does not have.
 #pragma once
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -16,24 +18,29 @@
 
 namespace md {
 
-/// One topology per generation, in the plugin's notation.
-inline constexpr const char* kChips[] = {"v5e:2x2", "v5p:2x2x1", "v6e:2x2", "tpu7x:2x2x1"};
+/// A device to compile for: the arguments of pjrt::Topology::create.
+struct Chip {
+  const char *hardware, *topology, *device;
+};
+inline constexpr Chip kTpus[] = {
+    {"tpu", "v5e:2x2", ""}, {"tpu", "v5p:2x2x1", ""}, {"tpu", "v6e:2x2", ""}, {"tpu", "tpu7x:2x2x1", ""}};
+inline constexpr Chip kGpus[] = {{"gpu", "1x1x1", "h100"}, {"gpu", "1x1x1", "b200"}};
 
-/// "" if a TPU compiler is installed, else what is missing.
-inline std::string no_tpu_compiler() {
+/// "" if a compiler for this hardware is installed, else what is missing.
+inline std::string no_compiler(const char* hardware) {
   try {
-    pjrt::Plugin::find("tpu");
+    pjrt::Plugin::find(hardware);
     return "";
   } catch (const Error& e) {
-    return "libtpu is not there (cmake/wheels_tpu.txt); nothing is compiled for TPUs: " + e.message();
+    return fmt::format("nothing is compiled for {}: {}", hardware, e.message());
   }
 }
 
 /// Compiles programs as calls in one module for the topology's first device. `program` may read its kind.
-inline pjrt::Compiled compile_for(const pjrt::Topology& tpus, const std::vector<tiles::Program>& programs) {
+inline pjrt::Compiled compile_for(const pjrt::Topology& chips, const std::vector<tiles::Program>& programs) {
   GraphOptions o;
-  o.platform = Platform::tpu;
-  o.device_kind = tpus.devices()[0].kind;
+  o.platform = chips.platform_name() == "tpu" ? Platform::tpu : Platform::gpu;
+  o.device_kind = chips.devices()[0].kind;
   Graph g(o);
   int n = 0;
   for (const tiles::Program& p : programs) {
@@ -42,21 +49,22 @@ inline pjrt::Compiled compile_for(const pjrt::Topology& tpus, const std::vector<
       if (m.space < tiles::Space::output) in.push_back(g.input(m.name + std::to_string(n++), m.array));
     for (Tensor t : tiles::call(p, in)) g.output("y" + std::to_string(n++), t);
   }
-  return tpus.compile(to_stablehlo(g), {.device_ids = {tpus.devices()[0].id}, .flags = {}});
+  return chips.compile(to_stablehlo(g), {.device_ids = {chips.devices()[0].id}, .flags = {}});
 }
 
 /// Expects that all programs compile for all chips; reports each that does not.
-inline void expect_compiled(const std::function<std::vector<tiles::Program>(const std::string& kind)>& programs) {
-  for (const char* chip : kChips) {
-    const pjrt::Topology tpus = absent_devices("tpu", chip);
-    const std::vector<tiles::Program> all = programs(tpus.devices()[0].kind);
+inline void expect_compiled(std::span<const Chip> chips,
+                            const std::function<std::vector<tiles::Program>(const std::string& kind)>& programs) {
+  for (const auto& [hardware, topology, device] : chips) {
+    const pjrt::Topology absent = absent_devices(hardware, topology, "", 1, device);
+    const std::vector<tiles::Program> all = programs(absent.devices()[0].kind);
     try {
-      compile_for(tpus, all);
+      compile_for(absent, all);
     } catch (const Error&) {
       for (const tiles::Program& p : all) try {
-          compile_for(tpus, {p});
+          compile_for(absent, {p});
         } catch (const Error& e) {
-          ADD_FAILURE() << chip << ", kernel '" << p.name() << "': " << e.what();
+          ADD_FAILURE() << topology << ' ' << device << ", kernel '" << p.name() << "': " << e.what();
         }
     }
   }
