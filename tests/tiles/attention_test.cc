@@ -8,6 +8,7 @@
 #include "maxdiffusion/runtime/runtime.h"
 #include "tests/one_device.h"
 #include "tests/tiles/programs.h"
+#include "tests/tiles/triton_values.h"
 
 namespace md {
 namespace {
@@ -52,10 +53,10 @@ std::vector<Shape> shapes(const Case& c) {
           {c.type, {2, c.lq, c.heads, c.head_dim}}};
 }
 
-HostArray wave(const Shape& shape, double phase) {
+HostArray wave(const Shape& shape, double phase, double height = 2) {
   HostArray a(Shape{DType::f64, shape.dims});
   auto v = a.mutable_view<double>();
-  for (size_t i = 0; i < v.size(); ++i) v[i] = 2 * std::sin(1.7 * static_cast<double>(i) + phase);
+  for (size_t i = 0; i < v.size(); ++i) v[i] = height * std::sin(1.7 * static_cast<double>(i) + phase);
   return a.cast(shape.dtype);
 }
 
@@ -249,7 +250,33 @@ TEST(TileAttention, CompilesForGpus) {
                     [&](const std::string& kind) { return programs_for(kind, i, std::size(kGpus)); });
 }
 
-/// Attention with a bias of keys and its gradient, as the table's first row that takes it.
+/// The kernels with arbitrary arrays of their own layouts.
+TEST(TileAttention, OfTritonIsThatOfStableHlo) {
+  for (const tiles::Program& p : programs_for("NVIDIA", 1, 2)) {
+    std::vector<HostArray> in;
+    for (const tiles::Memory& m : p.memories()) {
+      if (m.space >= tiles::Space::output) continue;
+      const double phase = 0.3 + static_cast<double>(in.size());
+      if (m.array.dtype != DType::s32) {
+        HostArray x = wave(m.array, phase, 0.5);
+        if (m.name == "lse")  // near those of the logits
+          for (float& v : x.mutable_view<float>()) v += 4;
+        in.push_back(x);
+        continue;
+      }
+      std::vector<int32_t> numbers;  // limits: a position and the keys of two samples; or segments
+      if (m.space == tiles::Space::scalars)
+        numbers = {170, 300, 130};
+      else
+        for (int64_t i = 0; i < m.array.elements(); ++i) numbers.push_back(i / 40 % 3 ? 7 : 3);
+      in.push_back(HostArray::of<int32_t>(m.array, numbers));
+    }
+    const bool is_half = p.results()[0].dtype == DType::bf16;
+    expect_same_from_triton(p, in, is_half ? 3e-2 : 3e-5);
+  }
+}
+
+/// Attention with keys and its gradient, as the table's first row that takes it.
 std::string module_for_gpu(DType type, int64_t head_dim) {
   GraphOptions o;
   o.platform = Platform::gpu;
