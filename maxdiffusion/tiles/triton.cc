@@ -519,7 +519,7 @@ class TritonText {
 std::string triton_text(const Program& program) { return TritonText(program).module(); }
 
 CustomCall triton_call(const Program& program) {
-  constexpr int64_t kLarge = 128 * 128;  // elements of a tile that four warps do not hold in registers
+  constexpr int64_t kLarge = int64_t{128} * 128;  // elements of a tile that four warps do not hold in registers
   TritonText text(program);
   const std::string module = text.module();
   int64_t programs = 1;

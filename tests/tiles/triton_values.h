@@ -204,7 +204,7 @@ class TritonModule {
   }
 
   void statement(const std::string& line, const std::string& result, const std::string& rest) {
-    const std::string op = rest.substr(0, rest.find_first_of(" ")), body = rest.substr(0, rest.find(" : "));
+    const std::string op = rest.substr(0, rest.find(' ')), body = rest.substr(0, rest.find(" : "));
     const Names in = names_in(op == "tt.split" ? rest : body);
     const auto a = [&] { return at(in[0]); };
     Value out{last_type(line), {}};
