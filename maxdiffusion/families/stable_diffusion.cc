@@ -31,15 +31,16 @@ constexpr const char *kUNet = "unet", *kVae = "vae", *kText = "text_encoder", *k
                      *kVision = "image_encoder", *kImageTokens = "image_tokens", *kImageScale = "image_scale",
                      *kFeatureScale = "adapter_scale";
 
-/// Files keep transformers' names for OpenAI's text encoders, but not for OpenCLIP's.
-SingleFile single_file(bool two, bool open_clip, const nlohmann::json& scheduler) {
+/// Files keep transformers' names for OpenAI's text encoders, but not for OpenCLIP's. `second`: there is
+/// text_encoder_2, after text_encoder or alone.
+SingleFile single_file(bool first, bool second, bool open_clip, const nlohmann::json& scheduler) {
   SingleFile f{.prefixes = {{kUNet, "model.diffusion_model."}, {kVae, "first_stage_model."}}};
-  if (!two) {
+  if (!second) {
     f.prefixes[kText] = open_clip ? "cond_stage_model.model." : "cond_stage_model.transformer.";
     return f;
   }
-  f.prefixes[kText] = "conditioner.embedders.0.transformer.";
-  f.prefixes[kText2] = "conditioner.embedders.1.model.";
+  if (first) f.prefixes[kText] = "conditioner.embedders.0.transformer.";
+  f.prefixes[kText2] = first ? "conditioner.embedders.1.model." : "conditioner.embedders.0.model.";
   const float yes = 1;
   if (scheduler.value("prediction_type", nlohmann::json()) == "v_prediction")
     f.extra_tensors["v_pred"] = HostArray::of<float>({DType::f32, {}}, {&yes, 1});
@@ -204,7 +205,7 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
       .self_attentions = self_attentions(unet),
       .up_layers = unet.up_layers(),
       .has_freeu = true,
-      .single_file = refines ? SingleFile{} : single_file(two, open_clip, scheduler),
+      .single_file = single_file(!refines, two || refines, open_clip, scheduler),
       .records = micro ? sdxl_records() : sd_records(),
       .reference = reference_conventions(folder)};
   spec.lora.kohya_version = open_clip ? "sd_v2" : "sd_v1";

@@ -131,7 +131,8 @@ std::vector<ReportRun::Sample> samples_of(const std::string& folder, const Repor
       source = fmt::format("data:{};base64,{}", video ? "video/mp4" : "image/png", to_base64(read_file(file)));
     } else {
       const fs::path page = fs::absolute(options.page_folder.empty() ? "." : options.page_folder);
-      source = percent_encoded(fs::absolute(file).lexically_normal().lexically_relative(page.lexically_normal()));
+      source =
+          percent_encoded(fs::absolute(file).lexically_normal().lexically_relative(page.lexically_normal()).string());
     }
     out.push_back({step, std::move(source), video});
   }

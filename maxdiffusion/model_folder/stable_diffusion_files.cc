@@ -16,7 +16,7 @@ using Texts = std::map<std::string, std::string>;
 constexpr const char *kFirstConvolution = "model.diffusion_model.input_blocks.0.0.weight",
                      *kOpenAi = "cond_stage_model.transformer.", *kOpenClip = "cond_stage_model.model.ln_final.weight",
                      *kSecondOfTwo = "conditioner.embedders.1.model.ln_final.weight",
-                     *kRefiner = "conditioner.embedders.0.model.ln_final.weight";
+                     *kOnlyOpenClip = "conditioner.embedders.0.model.ln_final.weight";
 
 json unet(int64_t width_of_text, int64_t sample_size) {
   const std::string down = "CrossAttnDownBlock2D", up = "CrossAttnUpBlock2D";
@@ -59,6 +59,18 @@ json unet_xl() {
   c["addition_embed_type"] = "text_time";
   c["addition_time_embed_dim"] = 256;
   c["projection_class_embeddings_input_dim"] = 2816;
+  return c;
+}
+
+json unet_refiner() {
+  json c = unet_xl();
+  c["attention_head_dim"] = {6, 12, 24, 24};
+  c["block_out_channels"] = {384, 768, 1536, 1536};
+  c["cross_attention_dim"] = 1280;
+  c["down_block_types"] = {"DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"};
+  c["up_block_types"] = {"UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"};
+  c["transformer_layers_per_block"] = 4;
+  c["projection_class_embeddings_input_dim"] = 2560;
   return c;
 }
 
@@ -168,8 +180,9 @@ Texts texts_2(const HostArrays& tensors) {
                    {"text_encoder/config.json", text_encoder("CLIPTextModel", "gelu", 1024, 23, 512)}});
 }
 
-Texts texts_xl(const HostArrays& tensors) {
-  json index_of_xl = index("StableDiffusionXLPipeline", "EulerDiscreteScheduler");
+/// Of SDXL or, with the second text encoder alone, of its refiner.
+std::map<std::string, json> files_xl(const HostArrays& tensors, const char* pipeline, json unet_config) {
+  json index_of_xl = index(pipeline, "EulerDiscreteScheduler");
   index_of_xl["force_zeros_for_empty_prompt"] = true;
   index_of_xl["text_encoder_2"] = {"transformers", "CLIPTextModelWithProjection"};
   index_of_xl["tokenizer_2"] = {"transformers", "CLIPTokenizer"};
@@ -179,14 +192,27 @@ Texts texts_xl(const HostArrays& tensors) {
   noise["timestep_spacing"] = "leading";
   noise["use_karras_sigmas"] = false;
   if (tensors.contains("ztsnr")) noise["rescale_betas_zero_snr"] = true;
-  return texts_of(
-      {{"model_index.json", index_of_xl},
-       {"scheduler/scheduler_config.json", noise},
-       {"unet/config.json", with_channels(unet_xl(), tensors)},
-       {"vae/config.json", vae(1024, 0.13025)},
-       {"text_encoder/config.json", clip_l()},
-       {"tokenizer_2/tokenizer_config.json", kPadsWithZero},
-       {"text_encoder_2/config.json", text_encoder("CLIPTextModelWithProjection", "gelu", 1280, 32, 1280)}});
+  return {{"model_index.json", index_of_xl},
+          {"scheduler/scheduler_config.json", noise},
+          {"unet/config.json", with_channels(std::move(unet_config), tensors)},
+          {"vae/config.json", vae(1024, 0.13025)},
+          {"tokenizer_2/tokenizer_config.json", kPadsWithZero},
+          {"text_encoder_2/config.json", text_encoder("CLIPTextModelWithProjection", "gelu", 1280, 32, 1280)}};
+}
+
+Texts texts_xl(const HostArrays& tensors) {
+  auto files = files_xl(tensors, "StableDiffusionXLPipeline", unet_xl());
+  files["text_encoder/config.json"] = clip_l();
+  return texts_of(files);
+}
+
+Texts texts_refiner(const HostArrays& tensors) {
+  auto files = files_xl(tensors, "StableDiffusionXLImg2ImgPipeline", unet_refiner());
+  json& index_of_refiner = files["model_index.json"];
+  index_of_refiner["force_zeros_for_empty_prompt"] = false;
+  index_of_refiner["requires_aesthetics_score"] = true;
+  for (const char* name : {"text_encoder", "tokenizer"}) index_of_refiner.erase(name);
+  return texts_of(files);
 }
 
 bool has_beginning(const HostArrays& tensors, const std::string& beginning) {
@@ -208,13 +234,9 @@ std::vector<SingleFileLayout> stable_diffusion_layouts() {
       "conditioner.embedders.0.text_projection", "conditioner.embedders.0.transformer.text_projection"};
   auto is_unet = [](const HostArrays& t) { return t.contains(kFirstConvolution); };
   return {
-      {"SDXL",
-       [=](const HostArrays& t) {
-         check(!is_unet(t) || !t.contains(kRefiner), Code::invalid_config,
-               "the file is of SDXL's refiner, which is not supported; SDXL's base model is");
-         return is_unet(t) && t.contains(kSecondOfTwo);
-       },
-       texts_xl, unneeded},
+      {"SDXL", [=](const HostArrays& t) { return is_unet(t) && t.contains(kSecondOfTwo); }, texts_xl, unneeded},
+      {"SDXL's refiner", [=](const HostArrays& t) { return is_unet(t) && t.contains(kOnlyOpenClip); }, texts_refiner,
+       unneeded},
       {"Stable Diffusion 2.x", [=](const HostArrays& t) { return is_unet(t) && t.contains(kOpenClip); }, texts_2,
        unneeded},
       {"Stable Diffusion 1.x", [=](const HostArrays& t) { return is_unet(t) && has_beginning(t, kOpenAi); }, texts_1,

@@ -180,7 +180,7 @@ WeightNameMap original_vae_names(const VaeConfig& c) {
 WeightNameMap original_clip_text_names(const ClipTextConfig& c) {
   const std::string text_encoder_prefix = "cond_stage_model.transformer.",
                     two_encoders_prefix = "conditioner.embedders.0.transformer.", open = "cond_stage_model.model.",
-                    second = "conditioner.embedders.1.model.";
+                    second = "conditioner.embedders.1.model.", only = "conditioner.embedders.0.model.";  // a refiner's
   WeightNameMap names;
   names.aliases = [=, projection = c.with_projection](const std::string& name) {
     std::vector<WeightAlias> all;
@@ -191,7 +191,7 @@ WeightNameMap original_clip_text_names(const ClipTextConfig& c) {
         all.push_back({.prefix = text_encoder_prefix, .name = name.substr(optional.size())});
     }
     if (std::optional<WeightAlias> other = open_clip_name(name)) {
-      for (const std::string& prefix : projection ? std::vector{second} : std::vector{open}) {
+      for (const std::string& prefix : projection ? std::vector{second, only} : std::vector{open}) {
         other->prefix = prefix;
         all.push_back(*other);
       }
@@ -199,7 +199,7 @@ WeightNameMap original_clip_text_names(const ClipTextConfig& c) {
     return all;
   };
   // Only OpenCLIP's layers up to the second last are used, and models are built without the last.
-  for (const std::string& prefix : {open, second}) {
+  for (const std::string& prefix : {open, second, only}) {
     for (const char* name : {"logit_scale", "text_projection", "attn_mask"}) names.unneeded.push_back(prefix + name);
     names.unneeded.push_back(fmt::format("{}transformer.resblocks.{}.", prefix, c.num_hidden_layers));
   }

@@ -180,6 +180,9 @@ TEST_F(BucketRuns, WhatDoesNotGoTogetherIsRefusedByName) {
   EXPECT_TRUE(contains(o.err, "prepare_tfrecords cannot be combined with alpha_mask")) << o.err;
   expect_refused({"original_size_conditioning=true", sd},
                  "original_size_conditioning is true; expected false: this model is not conditioned on sizes");
+  const std::string refiner = "pretrained_model_name_or_path=" MD_SOURCE_DIR "/tests/golden/refiner/refiner";
+  for (const char* key : {"original_size_conditioning=true", "enable_bucket=true"})
+    expect_refused({key, refiner}, "this model is conditioned on an aesthetic score, which samples do not have");
   expect_refused({"train_new_unet=true", "train_lora=true"}, "train_new_unet cannot be combined with train_lora");
   expect_refused({"masked_loss=true"}, "masked_loss needs alpha_mask or conditioning_data_dir");
   expect_refused({"conditioning_data_dir=" + (t / "ones")}, "conditioning_data_dir needs masked_loss");

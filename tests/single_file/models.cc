@@ -30,7 +30,10 @@ HostArray transposed_by_hand(const HostArray& a) {
 
 void write_folder(const std::string& which, const std::string& folder) {
   const auto recursive = fs::copy_options::recursive | fs::copy_options::overwrite_existing;
-  fs::copy(which == "sd2" ? kGolden + "/single_file/sd2" : kGolden + "/pipelines/" + which, folder, recursive);
+  const std::string from = which == "sd2"       ? kGolden + "/single_file/sd2"
+                           : which == "refiner" ? kGolden + "/refiner/refiner"
+                                                : kGolden + "/pipelines/" + which;
+  fs::copy(from, folder, recursive);
   if (which == "sd2") fs::copy(kGolden + "/pipelines/sd/tokenizer", folder + "/tokenizer", recursive);
   const ModelFolder opened = ModelFolder::open(folder);
   for (const auto& [name, component] : opened.components()) {

@@ -2,7 +2,7 @@
 
 tests/golden/single_file/ gets
   sd2/                      configs of a tiny Stable Diffusion 2 (OpenCLIP's text encoder), without weights
-  names.json                of tiny models (sd and sdxl of ../pipelines, sd2): original name → shape, the tensors of
+  names.json                of tiny models (sd and sdxl of ../pipelines, ../refiner, sd2): original name → shape, the tensors of
                             diffusers' layout that make it up along the first axis, whether it is a transposed one
   published/<model>.txt     "name sizes" of the files of the published models; {0..n} means the numbers 0 to n
 
@@ -21,8 +21,8 @@ import tempfile
 
 import diffusers
 import torch
-from diffusers import (AutoencoderKL, ControlNetModel, DDIMScheduler, StableDiffusionPipeline, StableDiffusionXLPipeline,
-                       UNet2DConditionModel)
+from diffusers import (AutoencoderKL, ControlNetModel, DDIMScheduler, StableDiffusionPipeline,
+                       StableDiffusionXLImg2ImgPipeline, StableDiffusionXLPipeline, UNet2DConditionModel)
 from diffusers.loaders import single_file_utils as reader
 from safetensors.torch import save_file
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
@@ -93,6 +93,10 @@ def open_clip_name(name):
     return name, None
 
 
+OPEN_CLIP = {"sd2": "cond_stage_model.model.", "sdxl": "conditioner.embedders.1.model.",
+             "refiner": "conditioner.embedders.0.model."}
+
+
 def original(component, name, tensor, config, layout):
     """(original name, third or None, transposed, tensor as the file has it) of a tensor of diffusers' layout."""
     if component == "unet":
@@ -105,7 +109,7 @@ def original(component, name, tensor, config, layout):
     if layout == "sd" or (layout == "sdxl" and component == "text_encoder"):
         prefix = "cond_stage_model.transformer." if layout == "sd" else "conditioner.embedders.0.transformer."
         return prefix + name, None, False, tensor
-    prefix = "cond_stage_model.model." if layout == "sd2" else "conditioner.embedders.1.model."
+    prefix = OPEN_CLIP[layout]
     new, third = open_clip_name(name)
     return prefix + new, third, new == "text_projection", tensor.T if new == "text_projection" else tensor
 
@@ -167,8 +171,8 @@ def make_sd2(folder):
 
 def read_back(kind, folder, layout):
     """Random weights, written under the original names, as diffusers reads them."""
-    pipe = kind.from_pretrained(folder, safety_checker=None) if layout != "sdxl" else kind.from_pretrained(folder)
-    names = ["unet", "vae", "text_encoder"] + (["text_encoder_2"] if layout == "sdxl" else [])
+    pipe = kind.from_pretrained(folder, **({} if layout in ("sdxl", "refiner") else {"safety_checker": None}))
+    names = [n for n in ("unet", "vae", "text_encoder", "text_encoder_2") if getattr(pipe, n, None) is not None]
     models = {n: getattr(pipe, n) for n in names}
     generator = torch.Generator().manual_seed(3)
     for model in models.values():
@@ -206,9 +210,8 @@ def full(name, layout, models):
         {k.removeprefix("first_stage_model."): v for k, v in file.items() if k.startswith("first_stage_model.")},
         config_of(models["vae"]))
     assert set(got) == set(parameters(models["vae"]))
-    for component, prefix in {"sd2": {"text_encoder": "cond_stage_model.model."},
-                              "sdxl": {"text_encoder_2": "conditioner.embedders.1.model."}}.get(layout, {}).items():
-        got = reader.convert_open_clip_checkpoint(models[component], dict(file), prefix)
+    for component in {"sd2": ["text_encoder"], "sdxl": ["text_encoder_2"], "refiner": ["text_encoder_2"]}.get(layout, []):
+        got = reader.convert_open_clip_checkpoint(models[component], dict(file), OPEN_CLIP[layout])
         assert set(got) == set(parameters(models[component])), component
     write(name, file)
 
@@ -244,6 +247,7 @@ def main():
                 to.write_bytes(file.read_bytes())
     tables["sd"] = read_back(StableDiffusionPipeline, GOLDEN / "pipelines/sd", "sd")
     tables["sdxl"] = read_back(StableDiffusionXLPipeline, GOLDEN / "pipelines/sdxl", "sdxl")
+    tables["refiner"] = read_back(StableDiffusionXLImg2ImgPipeline, GOLDEN / "refiner/refiner", "refiner")
     rows = lambda table: ",\n".join(f"{json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(table.items()))
     text = ",\n".join(f"{json.dumps(k)}: {{\n{rows(v)}}}" for k, v in sorted(tables.items()))
     (ROOT / "names.json").write_text("{" + text + "}\n")
@@ -257,6 +261,12 @@ def main():
     full("sd15", "sd", {"unet": unets["sd15"], "vae": vae, "text_encoder": clip_l})
     full("sd21", "sd2", {"unet": unets["sd21"], "vae": vae, "text_encoder": vit_h})
     full("sdxl", "sdxl", {"unet": unets["sdxl"], "vae": vae, "text_encoder": clip_l, "text_encoder_2": big_g})
+    refiner = meta(UNet2DConditionModel, recorded("unet_sdxl") | {
+        "attention_head_dim": [6, 12, 24, 24], "block_out_channels": [384, 768, 1536, 1536], "cross_attention_dim": 1280,
+        "down_block_types": ["DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"],
+        "up_block_types": ["UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"],
+        "transformer_layers_per_block": 4, "projection_class_embeddings_input_dim": 2560})
+    full("refiner", "refiner", {"unet": refiner, "vae": vae, "text_encoder_2": big_g})
     with torch.device("meta"):
         control = ControlNetModel.from_unet(unets["sd15"], load_weights_from_unet=False)
     file = {"control_model." + block_name(k, 2, []): v for k, v in parameters(control).items()}
