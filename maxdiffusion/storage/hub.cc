@@ -156,7 +156,8 @@ bool is_hex(const std::string& s, size_t size) {
 Listing list_repository(const HubName& n) {
   const std::string revision = n.revision.empty() ? "main" : n.revision;
   const json j = parse_json_or_discard(get_text(
-      n, fmt::format("{}/api/{}/{}/revision/{}?blobs=true", endpoint(), n.kind, n.repository, percent_encoded(revision)),
+      n,
+      fmt::format("{}/api/{}/{}/revision/{}?blobs=true", endpoint(), n.kind, n.repository, percent_encoded(revision)),
       "its list of files"));
   const auto text = [](const json& o, const char* name) {
     const auto it = o.find(name);  // end() if it is not an object
