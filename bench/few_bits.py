@@ -8,8 +8,16 @@ base_weights_dtype, --rounds times alternately, trains a LoRA of rank 16 in bflo
 sampling step in float32 from the same noise. Columns: seconds of a training step (median of all but each run's first two) and
 its ratio to bfloat16's; peak memory of training; relative L2 distance of the denoiser's output from that of unquantized
 weights.
+
+    python3 bench/few_bits.py --errors [--ggml libctransformers.so] [--heads 4] [--layers 2]
+
+Only what quantization costs in quality: for each base_weights_dtype, and for each GGUF type of a file that ggml quantizes,
+the distance of the output as above, and the structural similarity (SSIM) of images of four steps. The matrices of blocks
+are quantized in both. --ggml is a library with ggml's functions ggml_quantize_q4_K and others, such as that of the package
+ctransformers 0.2.27; PYTHONPATH must have gguf 0.17.1.
 """
 import argparse
+import ctypes
 import json
 import pathlib
 import shutil
@@ -24,11 +32,79 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 from sampling import ROOT, peak_mb
 
 
+FILE_TYPES = ("Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0")
+
+
+def write_gguf(source, to, kind, library):
+    """The file with matrices of blocks in another type, as ggml quantizes them."""
+    import gguf
+    quantize = getattr(library, "ggml_quantize_" + kind.lower().replace("_k", "_K"))
+    quantize.restype = ctypes.c_size_t
+    wanted = gguf.GGMLQuantizationType[kind]
+    writer = gguf.GGUFWriter(to, "flux")
+    for t in gguf.GGUFReader(source).tensors:
+        values = np.array(t.data, dtype=np.float32)
+        if values.ndim != 2 or "_blocks." not in t.name:
+            writer.add_tensor(t.name, values)
+            continue
+        numbers, size = gguf.GGML_QUANT_SIZES[wanted]
+        rows, columns = values.shape
+        out, counts = np.zeros((rows, columns // numbers * size), np.uint8), (ctypes.c_int64 * 16)()
+        # As one row, because some versions quantize only the first of several. Blocks do not cross rows.
+        quantize(ctypes.c_void_p(values.ctypes.data), ctypes.c_void_p(out.ctypes.data), ctypes.c_int(values.size),
+                 ctypes.c_int(values.size), counts)
+        writer.add_tensor(t.name, out, raw_dtype=wanted)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def similarity(a, b, window=7):
+    """Mean SSIM of images in [0, 1], [..., H, W, C], over windows of equal weights (Wang et al. 2004)."""
+    def mean(x):
+        return np.lib.stride_tricks.sliding_window_view(x, (window, window), axis=(-3, -2)).mean((-2, -1))
+    n = window * window
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    ma, mb = mean(a), mean(b)
+    va, vb, both = ((mean(x) - m) * n / (n - 1) for x, m in ((a * a, ma * ma), (b * b, mb * mb), (a * b, ma * mb)))
+    c1, c2 = 0.01 ** 2, 0.03 ** 2
+    return (((2 * ma * mb + c1) * (2 * both + c2)) / ((ma * ma + mb * mb + c1) * (va + vb + c2))).mean()
+
+
+def errors(a, at, common, noise):
+    program = a.build / "maxdiffusion"
+    runs = {t or "none (float32)": [f"base_weights_dtype={t}"] for t in a.types.split(",")}
+    if a.ggml:
+        library = ctypes.CDLL(str(a.ggml))
+        peak_mb([program, "convert", at / "model", at / "wide.gguf", "component=transformer", "dtype=float32"])
+        for kind in FILE_TYPES:
+            write_gguf(at / "wide.gguf", at / f"{kind}.gguf", kind, library)
+            runs[f"GGUF {kind}"] = [f"wan_transformer_pretrained_model_name_or_path={at}/{kind}.gguf"]
+    common = common + ["activations_dtype=float32", "weights_dtype=float32", "prompt=a heart",
+                       f"latents={at}/noise.safetensors"]
+    found, first = {}, None
+    print("| matrices of blocks | distance | SSIM |\n| --- | --- | --- |")
+    for name, words in runs.items():
+        for steps, kind, file in ((1, "latent", "latents"), (4, "np", "images")):
+            place = at / f"out{len(found)}"
+            peak_mb([program, "generate", *common, *words, f"output_dir={place}", f"num_inference_steps={steps}",
+                     f"output_type={kind}"])
+            found[name, file] = load_file(next(place.rglob(f"{file}.safetensors")))[file].astype(np.float64)
+        first = first or name
+        wide = found[first, "latents"]
+        # One step removes the whole prediction: the sample is the noise minus the output.
+        apart = np.linalg.norm(found[name, "latents"] - wide) / np.linalg.norm(wide - noise)
+        print(f"| {name} | {apart:.4f} | {similarity(found[name, 'images'], found[first, 'images']):.4f} |", flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in dict(heads=8, layers=4, pixels=64, steps=6, rounds=3).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--types", default=",float8_e4m3fn,int8,nf4", help="values of base_weights_dtype, with commas")
+    parser.add_argument("--errors", action="store_true", help="only distances and similarities")
+    parser.add_argument("--ggml", type=pathlib.Path, help="with --errors: a library that quantizes GGUF's types")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     a = parser.parse_args()
     types = a.types.split(",")
@@ -50,6 +126,8 @@ def main():
         # The folder's autoencoder halves the sides of images; a token has 2×2 latents.
         noise = np.random.default_rng(1).standard_normal((1, 16, a.pixels // 2, a.pixels // 2), dtype=np.float32)
         save_file({"latents": noise}, at / "noise.safetensors")
+        if a.errors:
+            return errors(a, at, common, noise)
         seconds, peaks, outputs = {t: [] for t in types}, {t: [] for t in types}, {}
         for r in range(a.rounds):
             for t in types:

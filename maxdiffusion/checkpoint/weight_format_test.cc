@@ -159,6 +159,9 @@ TEST(WeightFormat, AFloat8WeightWithoutItsScaleIsAnErrorInAFileWithScalesAndPlai
   EXPECT_EQ(load_weights(path, expected).at("a.weight").to_doubles(), (std::vector<double>{1, -2, 4, 0.5}));
   write_safetensors(path, {{"a.weight", w}, {"b.weight", w}, {"a.scale_weight", scale}, {"b.scale_weight", scale}});
   EXPECT_EQ(load_weights(path, expected).at("b.weight").to_doubles(), (std::vector<double>{3, -6, 12, 1.5}));
+  const HostArray of_rows = HostArray::of<float>({DType::f32, {2}}, {{3.0F, 5.0F}});
+  write_safetensors(path, {{"a.weight", w}, {"b.weight", w}, {"a.weight_scale", scale}, {"b.weight_scale", of_rows}});
+  EXPECT_EQ(load_weights(path, expected).at("b.weight").to_doubles(), (std::vector<double>{3, -6, 20, 2.5}));
   write_safetensors(path, {{"a.weight", w}, {"b.weight", w}, {"a.scale_weight", scale}});
   EXPECT_TRUE(
       says(error_of(path, expected), "'b.weight' is f8e4m3fn without a scale, but the file holds 'a.scale_weight'"));
