@@ -33,6 +33,8 @@ CASES = {
     "early": (True, {}, dict(denoising_end=0.45, negative_prompt="purple", aesthetic_score=7.5,
                              negative_aesthetic_score=1.5)),
     "ddim": (True, sampler("DDIM"), dict(denoising_end=0.7, num_images_per_prompt=2)),
+    # A step of the model is exactly at the switch: 301.
+    "at_a_step": (True, sampler("DDIM"), dict(denoising_end=0.699)),
     "dpmpp_2m": (True, sampler("DPMSolverMultistep"), dict(denoising_end=0.6)),
     "base_alone": (True, {}, dict(denoising_end=0.6, alone=True)),
     "image": (False, {}, dict(strength=0.5, aesthetic_score=4.0)),
