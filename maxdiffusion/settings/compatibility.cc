@@ -206,9 +206,9 @@ void KeyRules::check_training(const Family& family) const {
         "original_size_conditioning is true; expected false: this model is not conditioned on sizes");
   constexpr int64_t kSizesOfSample = 6;  // its height and width, the crop's corner, the height and width it is seen at
   if (const auto& sizes = family.spec().size_conditioning; !sizes.empty() && sizes[0].shape.dims[0] != kSizesOfSample)
-    for (const auto& [key, given] : {std::pair{"original_size_conditioning", c.images.original_size_conditioning},
+    for (const auto& [key, value] : {std::pair{"original_size_conditioning", c.images.original_size_conditioning},
                                      {"enable_bucket", c.images.enable_bucket}})
-      check(!given, Code::invalid_config,
+      check(!value, Code::invalid_config,
             "{} is true; expected false: this model is conditioned on an aesthetic score, which samples do not have",
             key);
 }

@@ -185,15 +185,15 @@ class TritonText {
                  Names types, const std::function<Names()>& body) {
     const std::string zero = number(0), one = number(1);
     Names start = carried, inside = arguments;
-    const std::vector<size_t> kept = scratch();
-    for (size_t m : kept) {
+    const std::vector<size_t> refs = scratch();
+    for (size_t m : refs) {
       start.push_back(scratch_[m]);
       types.push_back(triton_type(scratch_shape(program_.memories()[m])));
       inside.push_back(scratch_[m] = fresh());
     }
     const std::string inner = printed([&] {
       Names next = body();
-      for (size_t m : kept) next.push_back(scratch_[m]);
+      for (size_t m : refs) next.push_back(scratch_[m]);
       line(next.empty() ? "scf.yield"
                         : fmt::format("scf.yield {} : {}", fmt::join(next, ", "), fmt::join(types, ", ")));
     });
@@ -204,7 +204,7 @@ class TritonText {
                          : fmt::format(" iter_args({}) -> ({})", fmt::join(assigned, ", "), fmt::join(types, ", "));
     Names out = with_results(fmt::format("scf.for {} = {} to {} step {}{} : i32 ", i, zero, count, one, carries),
                              start.size(), "{\n" + inner + "}");
-    for (size_t n = 0; n < kept.size(); ++n) scratch_[kept[n]] = out[carried.size() + n];
+    for (size_t n = 0; n < refs.size(); ++n) scratch_[refs[n]] = out[carried.size() + n];
     out.resize(carried.size());
     return out;
   }

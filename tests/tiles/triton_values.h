@@ -168,9 +168,9 @@ class TritonModule {
     const auto axis = static_cast<size_t>(numbers_in(rest.substr(rest.find("axis")))[0]);
     const bool most = lines_[at + 2].find("arith.maximumf") != std::string::npos;
     if (!most && lines_[at + 2].find("arith.addf") == std::string::npos) fail(lines_[at + 2]);
-    const int64_t kept = x.dims[1 - axis], along = x.dims[axis];
-    Value out{{kept}, {}};
-    for (int64_t k = 0; k < kept; ++k) {
+    const int64_t lines = x.dims[1 - axis], along = x.dims[axis];
+    Value out{{lines}, {}};
+    for (int64_t k = 0; k < lines; ++k) {
       double sum = most ? -HUGE_VAL : 0;
       for (int64_t i = 0; i < along; ++i) {
         const double e = x.v[static_cast<size_t>(axis == 1 ? k * x.dims[1] + i : i * x.dims[1] + k)];
