@@ -46,7 +46,7 @@ class Lokr : public AddedWeight {
     const Factors f(l.dims, l.factor);
     std::vector<AdapterPart> all;
     const auto add = [&](const char* name, Dims dims, bool zero = false) {
-      const auto fan_in = static_cast<double>(Shape{DType::f32, dims}.elements() / dims[0]);
+      const double fan_in = static_cast<double>(Shape{DType::f32, dims}.elements()) / static_cast<double>(dims[0]);
       LogicalAxes axes(dims.size());
       all.push_back(
           {name, std::move(dims), std::move(axes), zero ? init::zeros() : init::uniform(1 / std::sqrt(fan_in))});

@@ -38,7 +38,7 @@ class Lora : public Adapter {
     up[0] = l.dims[0];
     down_axes[0] = "";
     up_axes[0] = l.axes[0];
-    const auto fan_in = static_cast<double>(Shape{DType::f32, down}.elements() / l.rank);
+    const double fan_in = static_cast<double>(Shape{DType::f32, down}.elements()) / static_cast<double>(l.rank);
     return {{kDown, down, down_axes, init::uniform(1 / std::sqrt(fan_in))}, {kUp, up, up_axes, init::zeros()}};
   }
 

@@ -168,7 +168,7 @@ void hand_on(Graph& g, const std::string& name, Tensor value) {
 Models StageGraph::models(const ScopeOf& scope, Graph& g) const {
   return [this, &scope, &g](const std::string& component) {
     const bool denoiser = component == family.spec().denoiser();
-    const Scope s = scope(denoiser ? stage.denoiser : component).in_graph(g);
+    Scope s = scope(denoiser ? stage.denoiser : component).in_graph(g);
     if (!denoiser || !stage.perturbed) return s;
     ScopeOptions o = s.options();
     Perturbation layers = perturbed_guidance(options.guidance)->layers(options.guidance, family.spec());

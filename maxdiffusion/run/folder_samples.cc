@@ -8,7 +8,7 @@ namespace {
 
 class FolderSamples final : public Examples {
  public:
-  FolderSamples(std::shared_ptr<const ArrayCache> cache, std::shared_ptr<const DataFolders> folders,
+  FolderSamples(const std::shared_ptr<const ArrayCache>& cache, std::shared_ptr<const DataFolders> folders,
                 const ImageConfig& images, FolderText text)
       : folders_(std::move(folders)), images_(images), text_(std::move(text)) {
     for (const ImageConfig& config : images_.folders) cached_.push_back(cached_examples(cache, config));
@@ -55,10 +55,10 @@ ImagesInBuckets repeated(ImagesInBuckets images, const DataFolders& folders) {
   return images;
 }
 
-std::shared_ptr<const Examples> folder_samples(std::shared_ptr<const ArrayCache> cache,
+std::shared_ptr<const Examples> folder_samples(const std::shared_ptr<const ArrayCache>& cache,
                                                std::shared_ptr<const DataFolders> folders, const ImageConfig& images,
                                                FolderText text) {
-  return std::make_shared<FolderSamples>(std::move(cache), std::move(folders), images, std::move(text));
+  return std::make_shared<FolderSamples>(cache, std::move(folders), images, std::move(text));
 }
 
 }  // namespace md

@@ -189,11 +189,11 @@ TEST(FolderSamples, ReadInEachStepAreAsThoseOfACache) {
 
 TEST(FolderSamples, OfSmallOrNarrowImagesAreLeftOut) {
   Folders f(false);
-  f.images.folders[1].least_area = 16 * 32 + 1;
+  f.images.folders[1].least_area = int64_t{16} * 32 + 1;
   f.images.folders[2].greatest_aspect = 1;
   f.images.folders[0].least_side = 16;
   EXPECT_EQ(sort_into_aspect_buckets(f.open(), f.images).skipped, 3);
-  f.images.folders[1].least_area = 16 * 32;
+  f.images.folders[1].least_area = int64_t{16} * 32;
   EXPECT_EQ(sort_into_aspect_buckets(f.open(), f.images).skipped, 0);
   f.images.folders[1].greatest_aspect = 1.9;
   f.images.folders[0].least_side = 17;

@@ -40,7 +40,8 @@ std::string write_tensor(const std::string& folder, const std::string& name, con
   const std::string suffix = existing.contains(name + ".safetensors")
                                  ? fmt::format("_{}", std::max<int64_t>(next_number(existing, name + "_"), 1))
                                  : "";
-  const std::string file = name + suffix + ".safetensors", path = folder + "/" + file;
+  std::string file = name + suffix + ".safetensors";
+  const std::string path = folder + "/" + file;
   make_folders(folder);
   write_safetensors(path, {{name, a}});
   log_info("wrote {}", path);

@@ -183,7 +183,7 @@ Tensor MultiresNoise::of(Tensor noise, Rng rng) const {
   }
   Axes axes;
   for (int64_t i = 1; i < rank; ++i) axes.push_back(i);
-  const auto n = static_cast<double>(noise.shape().elements() / b);
+  const double n = static_cast<double>(noise.shape().elements()) / static_cast<double>(b);
   const Tensor variance = md::sum(square(sum - mean(sum, axes, true)), axes, true) / std::max(n - 1, 1.0);
   return sum * rsqrt(variance);
 }

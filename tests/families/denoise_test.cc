@@ -119,7 +119,7 @@ struct EchoLoss {
   int dropped;
 };
 EchoLoss echo_loss(double offset, double perturbation, double dropout, std::optional<double> prior,
-                   std::shared_ptr<const NoiseProcess> flow = {}) {
+                   const std::shared_ptr<const NoiseProcess>& flow = {}) {
   constexpr int64_t kBatch = 6, kChannels = 3, kEach = kChannels * 3 * 5;
   DenoiseTask task = tiny();
   task.family = std::make_shared<Echo>();
@@ -311,13 +311,13 @@ TEST(MultiresNoise, IsThatOfKohyasScripts) {
       return std::vector<double>(all.begin() + from, all.begin() + from + count);
     };
     std::vector<double> sum = part(out[1], b * kOne, kOne);
-    for (int i = 0; i < kIterations; ++i) {
-      const double power = std::pow(out[static_cast<size_t>(3 + 2 * i)][static_cast<size_t>(b)], i);
+    for (size_t i = 0; i < kIterations; ++i) {
+      const double power = std::pow(out[3 + 2 * i][static_cast<size_t>(b)], i);
       const auto rows = std::max<int64_t>(1, static_cast<int64_t>(kH / power)),
                  columns = std::max<int64_t>(1, static_cast<int64_t>(kW / power));
       for (int64_t f = 0; f < kF; ++f) {
-        const std::vector<double> y = enlarged(
-            part(out[static_cast<size_t>(2 + 2 * i)], b * kOne + f * kH * kW, kH * kW), kW, rows, columns, kH, kW);
+        const std::vector<double> y =
+            enlarged(part(out[2 + 2 * i], b * kOne + f * kH * kW, kH * kW), kW, rows, columns, kH, kW);
         for (size_t k = 0; k < y.size(); ++k) sum[static_cast<size_t>(f) * y.size() + k] += y[k] * std::pow(0.6, i);
       }
       if (rows > 1 && columns > 1) continue;

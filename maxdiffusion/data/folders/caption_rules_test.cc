@@ -47,7 +47,7 @@ TEST(CaptionRules, ShuffleAllTagsButTheFirstN) {
     ++times[text];
   }
   ASSERT_EQ(times.size(), 6u);  // three tags have six orders
-  for (const auto& [text, n] : times) EXPECT_NEAR(n, 2000 / 6, 70) << text;
+  for (const auto& [text, n] : times) EXPECT_NEAR(n, 2000.0 / 6, 70) << text;
   EXPECT_EQ(kinds({.shuffle = true, .keep_tokens = 9}, "a, b"), std::set<std::string>{"a, b"});
 }
 

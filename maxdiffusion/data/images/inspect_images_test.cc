@@ -45,7 +45,7 @@ TEST(BucketChart, HasABarOfEachBucketsLength) {
 TEST(SeenByModel, IsTheCutImageWithItsMaskInRed) {
   HostArray rgb(Shape{DType::u8, {32, 64, 3}}), mask(Shape{DType::u8, {32, 64, 3}});
   std::ranges::fill(rgb.mutable_view<uint8_t>(), 200);
-  for (size_t i = 0; i < 32 * 64 * 3; ++i) mask.mutable_view<uint8_t>()[i] = i / 3 % 64 < 32 ? 0 : 255;
+  for (size_t i = 0; i < size_t{32} * 64 * 3; ++i) mask.mutable_view<uint8_t>()[i] = i / 3 % 64 < 32 ? 0 : 255;
   Record r = of(rgb, "it");
   r.mask = Blob::of(encode_png(mask));
   const ImageConfig config{.resolution = 64, .buckets = AspectBuckets::of({{32, 64}}), .mask = MaskFrom::record};
