@@ -135,7 +135,8 @@ Tensor low_frequencies_scaled(Tensor x, double scale) {
   auto matrix = [&](int64_t n, Part part) {
     HostArray m(Shape{DType::f32, {n, n}});
     for (int64_t i = 0; i < n * n; ++i) {
-      const double angle = 2 * std::numbers::pi * static_cast<double>(i / n - i % n) / static_cast<double>(n);
+      const int64_t row = i / n, column = i % n;
+      const double angle = 2 * std::numbers::pi * static_cast<double>(row - column) / static_cast<double>(n);
       m.mutable_view<float>()[static_cast<size_t>(i)] =
           static_cast<float>((part == cosine ? 1 + std::cos(angle) : std::sin(angle)) / static_cast<double>(n));
     }

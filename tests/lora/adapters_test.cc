@@ -142,7 +142,7 @@ struct Case {
   }
   /// Writes the package's file.
   std::string write(const TemporaryFolder& folder) const {
-    const std::string path = folder / (of_peft() ? "adapter_model.safetensors" : "lycoris.safetensors");
+    std::string path = folder / (of_peft() ? "adapter_model.safetensors" : "lycoris.safetensors");
     if (of_peft()) write_file_atomic(folder / "adapter_config.json", info().at("options").dump());
     write_safetensors(path, recorded(name + "/file/"));
     return path;
@@ -422,7 +422,7 @@ TEST(AdapterKeys, WithoutALayerAreRefused) {
 }
 
 /// The layers' results with dropout, from a seed of random numbers.
-HostArrays dropped(LoraConfig config, uint64_t seed) {
+HostArrays dropped(const LoraConfig& config, uint64_t seed) {
   const Layers layers(config);
   HostArrays values;
   for (const Param& p : layers.params.params())

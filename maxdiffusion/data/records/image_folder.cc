@@ -288,7 +288,7 @@ void read_metadata(const Listing& all, const std::string& name, const ImageFolde
     }
     const auto file_of = [&](const std::string& column, const nlohmann::json& cell) {
       check(cell.is_string(), Code::io, "{}:{}: '{}' must be a string", file, number, column);
-      const std::string item = path_inside(fs::path(name).parent_path() / cell.template get<std::string>());
+      std::string item = path_inside(fs::path(name).parent_path() / cell.template get<std::string>());
       check(!item.empty(), Code::io, "{}:{}: names '{}', which is not inside of '{}'", file, number,
             cell.template get<std::string>(), shown(all.root));
       // Files whose names start with a dot are not listed, but metadata may name them.
