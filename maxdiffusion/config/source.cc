@@ -90,7 +90,10 @@ void ConfigSource::merge_file(const std::string& file, std::vector<std::string> 
   } catch (Error& e) {
     Error error(Code::invalid_config, fmt::format("config: cannot read {}", name));
     error.note(e.message());
-    if (chain.size() > 1) error.note("named by `base:` in " + chain[chain.size() - 2]);
+    if (chain.size() > 1)
+      error.note("named by `base:` in " + chain[chain.size() - 2]);
+    else
+      error.note("try: a config file such as configs/quickstart.yml, or the folder of a run");
     throw error;
   }
   merge_text(text, name, chain);

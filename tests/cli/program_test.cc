@@ -82,6 +82,7 @@ TEST(Program, AConfigThatIsNotThereIsTheOneThatCameWithIt) {
   o = shell(program + "configs/nothing.yml");
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "config: cannot read configs/nothing.yml")) << o.err;
+  EXPECT_TRUE(contains(o.err, "try: a config file such as configs/quickstart.yml, or the folder of a run")) << o.err;
 }
 
 TEST(Program, WhatItPrintsAndCannotWriteIsAnIoError) {
