@@ -1,4 +1,5 @@
 // Prompts chosen by each image's seed, prompts from a file, and LoRA tags.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -320,7 +320,7 @@ TEST(Rates, ByNameAndOfLorasSecondMatrices) {
             }},
            {"schedule_free_adamw", [](StepOptions& o) { o.loraplus_ratio = 4; }}}) {
     try {
-      moved([&](StepOptions& o) { o.optim.optimizer = optimizer, changed_rate(o); });
+      moved([&, name = optimizer, &change = changed_rate](StepOptions& o) { o.optim.optimizer = name, change(o); });
       ADD_FAILURE() << optimizer;
     } catch (const Error& e) {
       EXPECT_EQ(e.code(), Code::invalid_config);
