@@ -68,7 +68,7 @@ void check_images(const std::shared_ptr<const RecordSource>& source, const Image
     samples.push_back(std::ssize(records));
   }
   std::ranges::sort(all);
-  all.erase(std::ranges::unique(all).begin(), all.end());
+  all.erase(std::unique(all.begin(), all.end()), all.end());
   std::vector<ImageFindings> found(all.size());
   std::vector<std::string> empty(all.size());
   parallel_for(std::ssize(all), [&](int64_t i, int) {
