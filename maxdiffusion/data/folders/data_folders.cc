@@ -121,7 +121,8 @@ std::vector<ImageItem> images_of(const DataFolder& f) {
 
 void check_folder(const DataFolder& f) {
   check(f.repeats > 0, Code::invalid_config, "{}: {} repeats; expected 1 or more", f.where, f.repeats);
-  check(f.captions.separator != "", Code::invalid_config, "{}: caption_separator is empty; expected a text", f.where);
+  check(!f.captions.separator.empty(), Code::invalid_config, "{}: caption_separator is empty; expected a text",
+        f.where);
 }
 
 }  // namespace
