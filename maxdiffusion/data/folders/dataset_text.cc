@@ -48,8 +48,8 @@ DatasetValue of_yaml(const YAML::Node& node, const std::string& file) {
       const int64_t line = member.first.Mark().line + 1;
       check(!key.empty(), Code::invalid_config, "{}:{}: a key that is no text", file, line);
       check(v.find(key) == nullptr, Code::invalid_config, "{}:{}: '{}' is given twice", file, line, key);
-      v.members.emplace_back(key, of_yaml(member.second, file));
-      v.members.back().second.line = line;
+      v.members.push_back({key, of_yaml(member.second, file)});
+      v.members.back().value.line = line;
     }
   }
   return v;
@@ -58,8 +58,8 @@ DatasetValue of_yaml(const YAML::Node& node, const std::string& file) {
 }  // namespace
 
 const DatasetValue* DatasetValue::find(const std::string& key) const {
-  const auto found = std::ranges::find(members, key, &std::pair<std::string, DatasetValue>::first);
-  return found == members.end() ? nullptr : &found->second;
+  const auto found = std::ranges::find(members, key, &DatasetMember::key);
+  return found == members.end() ? nullptr : &found->value;
 }
 
 std::string DatasetValue::shown() const {

@@ -12,6 +12,7 @@
 
 namespace md {
 
+struct DatasetMember;
 struct DatasetValue {
   enum class Kind { null, boolean, number, text, list, table };
   Kind kind = Kind::null;
@@ -19,12 +20,16 @@ struct DatasetValue {
   double number = 0;
   std::string text;
   std::vector<DatasetValue> items;
-  std::vector<std::pair<std::string, DatasetValue>> members;
+  std::vector<DatasetMember> members;
   int64_t line = 0;
 
   const DatasetValue* find(const std::string& key) const;
   /// Shortened, for messages.
   std::string shown() const;
+};
+struct DatasetMember {
+  std::string key;
+  DatasetValue value;
 };
 /// Parses a .toml, .json, .yaml or .yml file's text. Throws invalid_config with file and line if it is invalid.
 DatasetValue parse_dataset_text(const std::string& text, const std::string& file);

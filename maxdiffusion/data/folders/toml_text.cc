@@ -15,8 +15,8 @@ DatasetValue of_toml(const toml::node& node, const std::string& file) {
   if (const auto* table = node.as_table()) {
     v.kind = Kind::table;
     for (const auto& [key, value] : *table) {
-      v.members.emplace_back(std::string(key.str()), of_toml(value, file));
-      v.members.back().second.line = static_cast<int64_t>(key.source().begin.line);
+      v.members.push_back({std::string(key.str()), of_toml(value, file)});
+      v.members.back().value.line = static_cast<int64_t>(key.source().begin.line);
     }
   } else if (const auto* array = node.as_array()) {
     v.kind = Kind::list;
