@@ -225,7 +225,7 @@ TEST(FlowMatch, EveryDistributionIsDividedBetweenExperts) {
   for (const char* how : {"uniform", "logit_normal", "mode", "cosmap", "sigmoid", "shift", "flux_shift"}) {
     ProcessKeys keys = sampled_by(how, 2);
     keys.logit_mean = 0.4;
-    const auto sized = [&](std::shared_ptr<const NoiseProcess> p) {
+    const auto sized = [&](const std::shared_ptr<const NoiseProcess>& p) {
       const auto with_tokens = p->for_tokens(1024);
       return with_tokens ? with_tokens : p;
     };
@@ -361,8 +361,8 @@ TEST(FlowMatch, WeightsAreABellOverTheGrid) {
 // P-5
 TEST(FlowMatch, MixesDataAndNoiseOnAStraightLine) {
   for (const auto& [how, least] : {std::pair{"exact", 0.0}, {"reference_table", 0.003 / 1.002}}) {
-    const std::vector<double> y = computed([&](Graph& g) {
-      const auto process = make_process(kFlow, looked_up(how));
+    const std::vector<double> y = computed([&, name = how](Graph& g) {
+      const auto process = make_process(kFlow, looked_up(name));
       Tensor x0 = reshape(times(g, {2, 2}), {2, 1}), noise = reshape(times(g, {-1, -1}), {2, 1});
       Tensor t = times(g, {0, 500});
       return concatenate({process->add_noise(x0, noise, t), process->target(x0, noise, t)}, 0);
