@@ -205,7 +205,7 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
       .self_attentions = self_attentions(unet),
       .up_layers = unet.up_layers(),
       .has_freeu = true,
-      .single_file = single_file(!refines, two || refines, open_clip, scheduler),
+      .single_file = single_file(!refines, folder.has(kText2), open_clip, scheduler),
       .records = micro ? sdxl_records() : sd_records(),
       .reference = reference_conventions(folder)};
   spec.lora.kohya_version = open_clip ? "sd_v2" : "sd_v1";

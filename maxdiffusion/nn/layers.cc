@@ -48,8 +48,9 @@ struct Layers {
 
 /// The loops over `n` blocks below `s`: swapped blocks have their own.
 std::vector<Layers> loops_of(const Scope& s, int64_t n) {
-  const bool apart = s.graph().options().platform != Platform::cpu;  // a CPU's memory is the host's
-  const int64_t swapped = s.swapped_blocks(n) * (apart ? 1 : 0);
+  const int64_t requested = s.swapped_blocks(n);  // also on CPUs: it registers the blocks
+  const int64_t swapped =
+      s.graph().options().platform == Platform::cpu ? 0 : requested;  // a CPU's memory is the host's
   std::vector<Layers> loops;
   if (swapped > 0) loops.push_back({0, swapped, true});
   if (swapped < n) loops.push_back({swapped, n - swapped});

@@ -181,13 +181,16 @@ bool masks(const TileAttention& a, int64_t block_k) {
   return a.causal || a.limited || a.segments || a.keys % block_k != 0;
 }
 
+/// The least size of a GPU's tile that holds `n` rows or columns.
+int64_t gpu_size(int64_t n) {
+  return std::max<int64_t>(16, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(n))));
+}
+
 /// Block sizes for GPUs, by what the registers and the shared memory of a multiprocessor hold.
 AttentionBlocks gpu_blocks(const TileAttention& a) {
   const bool wide = a.type == DType::f32;
   const int64_t rows = a.head_dim > 128 ? 64 : 128;  // of queries of one program
-  const auto at_most = [](int64_t size, int64_t length) {
-    return std::min(size, std::max<int64_t>(16, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(length)))));
-  };
+  const auto at_most = [](int64_t size, int64_t length) { return std::min(size, gpu_size(length)); };
   AttentionBlocks b;
   b.queries = at_most(wide ? rows / 2 : rows, a.queries);
   b.keys = b.keys_compute = at_most((a.head_dim > 128 ? 32 : 64) / (wide ? 2 : 1), a.keys);
@@ -211,10 +214,7 @@ TileChip tile_chip(const std::string& kind) {
   return {};
 }
 
-int64_t tile_head_dim(int64_t head_dim, const TileChip& chip) {
-  if (!chip.is_gpu) return head_dim;
-  return std::max<int64_t>(16, static_cast<int64_t>(std::bit_ceil(static_cast<uint64_t>(head_dim))));
-}
+int64_t tile_head_dim(int64_t head_dim, const TileChip& chip) { return chip.is_gpu ? gpu_size(head_dim) : head_dim; }
 
 AttentionBlocks tile_blocks(const TileAttention& a) {
   if (a.chip.is_gpu) return gpu_blocks(a);

@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/tiles/arith.h"
 
 namespace md::tiles {
 namespace {
@@ -179,9 +180,6 @@ class Text {
     std::vector<std::string> in, types;
     for (const Tile& t : s.in) in.push_back(name(t)), types.push_back(type_of(t.shape));
     const bool whole = shape.dtype == DType::s32;
-    auto math = [&](std::string_view of_floats, std::string_view of_integers, std::string_view attributes) {
-      return add(whole ? of_integers : of_floats, in, types, out, whole ? attributes : kFast);
-    };
     auto compare = [&](int predicate) {
       return add("arith.cmpi", in, types, out, fmt::format("predicate = {} : i64", predicate));
     };
@@ -200,13 +198,14 @@ class Text {
                                a, b, 1 - a, 1 - b, 1 - a, 1 - b,
                                s.exact ? "precision = #tpu.contract_precision<fp32>, " : ""));
       }
-      case Op::add: return math("arith.addf", "arith.addi", kWrap);
-      case Op::subtract: return math("arith.subf", "arith.subi", kWrap);
-      case Op::multiply: return math("arith.mulf", "arith.muli", kWrap);
-      case Op::divide: return math("arith.divf", "", "");
-      case Op::maximum: return math("arith.maximumf", "arith.maxsi", "");
-      case Op::minimum: return math("arith.minimumf", "arith.minsi", "");
-      case Op::both: return add("arith.andi", in, types, out);
+      case Op::add:
+      case Op::subtract:
+      case Op::multiply: return add(arith_name(s.op, !whole), in, types, out, whole ? kWrap : kFast);
+      case Op::divide:
+      case Op::maximum:
+      case Op::minimum:
+      case Op::both:
+        return add(arith_name(s.op, is_float(shape.dtype)), in, types, out, is_float(shape.dtype) ? kFast : "");
       case Op::exp2: return add("math.exp2", in, types, out, kFast);
       case Op::log2: {
         const std::string natural = add("math.log", in, types, out, kFast);

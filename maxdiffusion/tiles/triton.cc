@@ -9,9 +9,11 @@
 #include <functional>
 #include <map>
 #include <set>
+#include <utility>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/tiles/arith.h"
 
 namespace md::tiles {
 namespace {
@@ -52,7 +54,8 @@ class TritonText {
       left = set(fmt::format("arith.divsi {}, {} : i32", left, size));
     }
     for (size_t i = 0; i < scratch_.size(); ++i)
-      if (const Memory& m = program_.memories()[i]; m.space == Space::scratch) scratch_[i] = zeros(scratch_shape(m));
+      if (const Memory& m = program_.memories()[i]; m.space == Space::scratch)
+        scratch_[i] = constant(0, scratch_shape(m));
     if (program_.sequential() == 0)
       run(program_.body().statements);
     else
@@ -83,10 +86,10 @@ class TritonText {
     print();
     return std::exchange(text_, std::move(outer));
   }
-  /// `results = head { body yield } tail`: values by name in, names of the results out.
-  Names with_results(const std::string& head, size_t results, const std::string& rest) {
+  /// A statement with several results: their names.
+  Names with_results(size_t results, const std::string& statement) {
     const std::string out = fresh();
-    line((results == 0 ? "" : results == 1 ? out + " = " : fmt::format("{}:{} = ", out, results)) + head + rest);
+    line((results == 1 ? out + " = " : results > 1 ? fmt::format("{}:{} = ", out, results) : "") + statement);
     Names all;
     for (size_t i = 0; i < results; ++i) all.push_back(results == 1 ? out : fmt::format("{}#{}", out, i));
     return all;
@@ -101,7 +104,6 @@ class TritonText {
                                                     : fmt::format("{}", static_cast<int64_t>(value));
     return set(fmt::format("arith.constant {} : {}", s.dims.empty() ? text : "dense<" + text + ">", triton_type(s)));
   }
-  std::string zeros(const Shape& s) { return constant(0, s); }
 
   const std::string& name(const Tile& t) const { return names_[static_cast<size_t>(t.id)]; }
   const Memory& memory_of(const Statement& s) const { return program_.memories()[static_cast<size_t>(s.ref)]; }
@@ -147,11 +149,11 @@ class TritonText {
   void steps(size_t axis) {
     const Statements& all = program_.body().statements;
     size_t begin = 0, end = all.size();
-    const std::string last = number(program_.grid()[axis] - 1);
+    const int64_t last = program_.grid()[axis] - 1;
     if (program_.sequential() == 1) {
       while (begin < end && is_of_scalars(all[begin])) ++begin;
       const bool first_is_apart = begin < end && only_at(all, all[begin], 0),
-                 last_is_apart = end > begin + 1 && only_at(all, all[end - 1], program_.grid()[axis] - 1);
+                 last_is_apart = end > begin + 1 && only_at(all, all[end - 1], last);
       if (first_is_apart) {
         coordinates_[axis] = number(0);
         run_scalars(all);
@@ -166,7 +168,7 @@ class TritonText {
       for (size_t i = begin; i < end; ++i) run(all[i]);
     });
     if (end == all.size()) return;
-    coordinates_[axis] = last;
+    coordinates_[axis] = number(last);
     run_scalars(all);
     run(all[end].bodies[0]->statements);
   }
@@ -202,8 +204,8 @@ class TritonText {
     const std::string carries =
         assigned.empty() ? ""
                          : fmt::format(" iter_args({}) -> ({})", fmt::join(assigned, ", "), fmt::join(types, ", "));
-    Names out = with_results(fmt::format("scf.for {} = {} to {} step {}{} : i32 ", i, zero, count, one, carries),
-                             start.size(), "{\n" + inner + "}");
+    Names out = with_results(start.size(), fmt::format("scf.for {} = {} to {} step {}{} : i32 {{\n{}}}", i, zero, count,
+                                                       one, carries, inner));
     for (size_t n = 0; n < refs.size(); ++n) scratch_[refs[n]] = out[carried.size() + n];
     out.resize(carried.size());
     return out;
@@ -252,7 +254,7 @@ class TritonText {
   /// s32: 0 … n − 1 along an axis of two; the other has size 1.
   std::string range(int64_t n, int64_t axis) {
     const Shape out{DType::s32, axis == 0 ? Dims{n, 1} : Dims{1, n}};
-    if (n == 1) return zeros(out);
+    if (n == 1) return constant(0, out);
     const Shape line{DType::s32, {n}};
     return expanded(set(fmt::format("tt.make_range {{end = {} : i32, start = 0 : i32}} : {}", n, triton_type(line))),
                     line, 1 - axis, out);
@@ -372,7 +374,7 @@ class TritonText {
     const char* precision = a.dtype != DType::f32 ? ""
                             : s.exact             ? ", inputPrecision = tf32x3"
                                                   : ", inputPrecision = tf32";
-    const std::string start = zeros(s.out[0].shape);
+    const std::string start = constant(0, s.out[0].shape);
     return set(fmt::format("tt.dot {}, {}, {}{} : {} * {} -> {}", left, right, start, precision, triton_type(a),
                            triton_type(b), triton_type(s.out[0].shape)));
   }
@@ -389,12 +391,12 @@ class TritonText {
       no.push_back(before[m]);
       types.push_back(triton_type(scratch_shape(program_.memories()[m])));
     }
-    const std::string condition = "scf.if " + name(s.in[0]) + " ";
-    if (changed.empty()) return line(condition + "{\n" + inner + "}");
+    const std::string condition = "scf.if " + name(s.in[0]);
+    if (changed.empty()) return line(condition + " {\n" + inner + "}");
     const std::string all = fmt::format("{}", fmt::join(types, ", "));
-    const Names out = with_results(condition + "-> (" + all + ") ", changed.size(),
-                                   fmt::format("{{\n{}scf.yield {} : {}\n}} else {{\nscf.yield {} : {}\n}}", inner,
-                                               fmt::join(yes, ", "), all, fmt::join(no, ", "), all));
+    const Names out = with_results(
+        changed.size(), fmt::format("{} -> ({}) {{\n{}scf.yield {} : {}\n}} else {{\nscf.yield {} : {}\n}}", condition,
+                                    all, inner, fmt::join(yes, ", "), all, fmt::join(no, ", "), all));
     for (size_t n = 0; n < changed.size(); ++n) scratch_[changed[n]] = out[n];
   }
 
@@ -420,10 +422,6 @@ class TritonText {
     const Shape& shape = s.out[0].shape;
     const std::string out = triton_type(shape);
     const auto first = [&] { return name(s.in[0]); };
-    const auto math = [&](const char* of_floats, const char* of_integers) {
-      return set(fmt::format("{} {}, {} : {}", is_float(shape.dtype) ? of_floats : of_integers, name(s.in[0]),
-                             name(s.in[1]), out));
-    };
     const auto unary = [&](const char* op) { return set(fmt::format("{} {} : {}", op, first(), out)); };
     const auto compare = [&](const char* how) {
       return set(
@@ -440,13 +438,15 @@ class TritonText {
       }
       case Op::load: return load(s);
       case Op::matmul: return matmul(s);
-      case Op::add: return math("arith.addf", "arith.addi");
-      case Op::subtract: return math("arith.subf", "arith.subi");
-      case Op::multiply: return math("arith.mulf", "arith.muli");
-      case Op::divide: return math("arith.divf", "");
-      case Op::maximum: return math("arith.maximumf", "arith.maxsi");
-      case Op::minimum: return math("arith.minimumf", "arith.minsi");
-      case Op::both: return math("", "arith.andi");
+      case Op::add:
+      case Op::subtract:
+      case Op::multiply:
+      case Op::divide:
+      case Op::maximum:
+      case Op::minimum:
+      case Op::both:
+        return set(
+            fmt::format("{} {}, {} : {}", arith_name(s.op, is_float(shape.dtype)), name(s.in[0]), name(s.in[1]), out));
       case Op::exp2: return unary("math.exp2");
       case Op::log2: return unary("math.log2");
       case Op::cast:

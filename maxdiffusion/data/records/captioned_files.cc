@@ -16,7 +16,7 @@ namespace fs = std::filesystem;
 
 // Writes to a temporary name and renames, so that a file is old or new but never partial; one sync at the end covers
 // all files.
-void replace_file(const std::string& path, const std::string& bytes) {
+void replace_without_sync(const std::string& path, const std::string& bytes) {
   const std::string temporary = path + ".tmp";
   FileWriter out(temporary);
   out.write(bytes.data(), bytes.size());
@@ -41,7 +41,7 @@ void write_captioned_files(const std::string& folder, const std::string& extensi
   const auto name = [&](size_t i) { return fmt::format("{:04}{}", i, extension); };
   std::string metadata;
   for (size_t i = 0; i < files.size(); ++i) {
-    replace_file((fs::path(folder) / name(i)).string(), files[i].bytes);
+    replace_without_sync((fs::path(folder) / name(i)).string(), files[i].bytes);
     nlohmann::ordered_json row{{"file_name", name(i)}};
     row.update(files[i].columns);
     metadata += row.dump() + "\n";
