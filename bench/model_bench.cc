@@ -185,7 +185,7 @@ void trace_prediction(Graph& g, ParamTable& params, const std::string& model, co
   Conditioning conditioning;
   for (const Field& f : family->spec().conditioning) conditioning[f.name] = g.input(f.name, batched(1, f.shape));
   const Tensor x = g.input("x", batched(1, {DType::f32, transformer->latents})), t = g.input("t", {DType::f32, {1}});
-  g.output("y", family->predict(models, x, t, conditioning, {}).sample);
+  g.output("y", family->predict(models, x, t, conditioning, {}));
 }
 
 int predict(const std::vector<std::string>& args, const std::string& name, const std::string& config, int steps,

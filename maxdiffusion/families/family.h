@@ -20,10 +20,6 @@ namespace md {
 /// Inputs of the denoiser in addition to the noisy latents, by name: "prompt_embeds", "time_ids". Each [B, …].
 using Conditioning = std::map<std::string, Tensor>;
 
-/// The denoiser's output.
-struct Prediction {
-  Tensor sample;  // f32, with the latents' sizes
-};
 struct PredictOptions {
   /// Null: nothing is reused. Of FamilySpec::blocks or, if up_layers is not 0, of deep_levels.
   StepReuse* reuse = {};
@@ -138,10 +134,10 @@ class Family {
   /// Encodes text_fields of B captions, and seen_field inputs of their reference images, to FamilySpec::conditioning.
   /// `clip_skip`: number of the text encoders' last layers to skip. Throws invalid_config if they have too few layers.
   virtual Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const = 0;
-  /// The denoiser's prediction for noisy, scaled latents x at times t [B]. FamilySpec::denoiser names it in `models`,
-  /// also if another expert predicts.
-  virtual Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& conditioning,
-                             const PredictOptions& options) const = 0;
+  /// The denoiser's prediction, f32 of x's sizes, for noisy, scaled latents x at times t [B]. FamilySpec::denoiser
+  /// names it in `models`, also if another expert predicts.
+  virtual Tensor predict(const Models& models, Tensor x, Tensor t, const Conditioning& conditioning,
+                         const PredictOptions& options) const = 0;
   /// Fields of `batch` samples that follow from settings: size_conditioning, and the input for embedded guidance.
   virtual Conditioning extra_conditioning(Graph&, int64_t /*batch*/, const SampleSettings&) const { return {}; }
   /// Values that every step computes from the conditioning alone, [layers, B, …] each. Computed once and added to the

@@ -114,8 +114,8 @@ class Flux final : public Family {
             {kPooled, cast(clip_text(models(kClip), clip_, text.at(kIds)).pooled, DType::f32)}};
   }
 
-  Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
-                     const PredictOptions& options) const override {
+  Tensor predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
+                 const PredictOptions& options) const override {
     const int64_t rows = x.dim(1) / kLatentPatch, columns = x.dim(2) / kLatentPatch;
     Tensor patches = to_latent_patches(x);
     if (const std::string& field = spec().inpainting; !field.empty()) {
@@ -137,7 +137,7 @@ class Flux final : public Family {
                   .reuse = options.reuse};
     if (transformer_.guidance_embeds) in.guidance = c.at(kGuidance);
     Tensor y = flux_transformer(models(kTransformer), transformer_, in);
-    return {from_latent_patches(reshape(y, {x.dim(0), rows, columns, y.dim(2)}))};
+    return from_latent_patches(reshape(y, {x.dim(0), rows, columns, y.dim(2)}));
   }
   Conditioning extra_conditioning(Graph&, int64_t batch, const SampleSettings& settings) const override {
     if (!transformer_.guidance_embeds) return {};

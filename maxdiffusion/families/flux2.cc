@@ -125,12 +125,12 @@ class Flux2 final : public Family {
     return {{kPrompt, cast(concatenate(states, 2), DType::f32)}};
   }
 
-  Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
-                     const PredictOptions& options) const override {
+  Tensor predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
+                 const PredictOptions& options) const override {
     Flux2Inputs in{.sample = x, .timestep = t, .text = c.at(kPrompt), .reuse = options.reuse};
     if (transformer_.guidance_embeds) in.guidance = c.at(kGuidance);
     in.references = ReferenceImages::fields_in(c);
-    return {flux2_transformer(models(kTransformer), transformer_, in)};
+    return flux2_transformer(models(kTransformer), transformer_, in);
   }
   Conditioning extra_conditioning(Graph&, int64_t batch, const SampleSettings& settings) const override {
     if (!transformer_.guidance_embeds) return {};

@@ -25,8 +25,8 @@ class OneDenoiser final : public Family {
  public:
   OneDenoiser() : Family({.denoisers = {"transformer"}}) {}
   Conditioning encode_text(const Models&, const Conditioning&, int64_t) const override { return {}; }
-  Prediction predict(const Models&, Tensor x, Tensor, const Conditioning&, const PredictOptions&) const override {
-    return {x};
+  Tensor predict(const Models&, Tensor x, Tensor, const Conditioning&, const PredictOptions&) const override {
+    return x;
   }
 };
 

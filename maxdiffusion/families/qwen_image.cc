@@ -257,8 +257,8 @@ class QwenImage final : public Family {
             {kLengths, maximum(tokens, scalar_like(tokens, 0))}};
   }
 
-  Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
-                     const PredictOptions& options) const override {
+  Tensor predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
+                 const PredictOptions& options) const override {
     const QwenImageTokens sample = tokens_of(x);
     QwenImageInputs in{.sample = sample.tokens,
                        .rows = sample.rows,
@@ -269,7 +269,7 @@ class QwenImage final : public Family {
                        .reuse = options.reuse};
     for (const Tensor& reference : ReferenceImages::fields_in(c)) in.references.push_back(tokens_of(reference));
     Tensor y = qwen_image_transformer(models(kTransformer), transformer_, in);
-    return {from_latent_patches(reshape(y, {x.dim(0), sample.rows, sample.columns, y.dim(2)}))};
+    return from_latent_patches(reshape(y, {x.dim(0), sample.rows, sample.columns, y.dim(2)}));
   }
   const ReferenceImages* reference_images() const override { return references_ ? &*references_ : nullptr; }
 

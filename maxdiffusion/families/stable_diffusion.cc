@@ -279,8 +279,8 @@ class StableDiffusion final : public Family {
             {kPooled, cast(outs.back().text_embeds, DType::f32)}};
   }
 
-  Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
-                     const PredictOptions& options) const override {
+  Tensor predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
+                 const PredictOptions& options) const override {
     UNetInputs in{.sample = x,
                   .timestep = t,
                   .encoder_hidden_states = c.at(kPrompt),
@@ -296,7 +296,7 @@ class StableDiffusion final : public Family {
             unet_.in_channels, x.dim(-1));
       in.sample = concatenate({x, cast(c.at(field), x.dtype())}, -1);
     }
-    return {unet2d(models(kUNet), unet_, in)};
+    return unet2d(models(kUNet), unet_, in);
   }
 
   Conditioning extra_conditioning(Graph& g, int64_t batch, const SampleSettings& settings) const override {

@@ -180,8 +180,8 @@ class Wan final : public Family {
     return {{kPrompt, y * cast(expand_dims(text.at(kMask), -1), DType::f32)}};
   }
 
-  Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
-                     const PredictOptions& options) const override {
+  Tensor predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
+                 const PredictOptions& options) const override {
     const auto condition = c.find(kCondition);
     if (time_of_tokens_) {
       const auto& p = transformer_.patch_size;
@@ -200,13 +200,13 @@ class Wan final : public Family {
     };
     const WanContext context{value_of(kContext[0]), value_of(kContext[1]), value_of(kContext[2]),
                              value_of(kContext[3])};
-    return {wan_transformer(models(kTransformer), transformer_,
-                            {.sample = x,
-                             .timestep = t,
-                             .text = c.at(kPrompt),
-                             .image = value_of(kImage),
-                             .context = context.text_keys ? &context : nullptr,
-                             .reuse = options.reuse})};
+    return wan_transformer(models(kTransformer), transformer_,
+                           {.sample = x,
+                            .timestep = t,
+                            .text = c.at(kPrompt),
+                            .image = value_of(kImage),
+                            .context = context.text_keys ? &context : nullptr,
+                            .reuse = options.reuse});
   }
   /// Keys and values of text and image.
   Conditioning prompt_cache(const Models& models, const Conditioning& c) const override {

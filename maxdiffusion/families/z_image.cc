@@ -77,8 +77,8 @@ class ZImage final : public Family {
     return {{kPrompt, cast(states[0], DType::f32)}, {kLengths, sum(text.at(kMask), {1})}};
   }
 
-  Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
-                     const PredictOptions& options) const override {
+  Tensor predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
+                 const PredictOptions& options) const override {
     Tensor text = c.at(kPrompt);
     text = pad_end(text, 1, round_up(text.dim(1), kZImageTokens));
     Tensor y = z_image_transformer(models(kTransformer), transformer_,
@@ -87,7 +87,7 @@ class ZImage final : public Family {
                                     .text = text,
                                     .lengths = c.at(kLengths),
                                     .reuse = options.reuse});
-    return {-y};
+    return -y;
   }
 
   void check_size(const MediaSize& size) const override {

@@ -79,9 +79,9 @@ DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Co
     if (all && steps.parts() > 1) x = concatenate(std::vector<Tensor>(static_cast<size_t>(steps.parts()), x), 0);
     return steps.family.predict(models, x, broadcast_to(reshape(time, {1}), {x.dim(0)}), c, options);
   };
-  g.predict = [=](bool both) { return run(both, {}).sample; };
+  g.predict = [=](bool both) { return run(both, {}); };
   g.predict_reusing = [=, &steps](StepReuse& reuse) {
-    const Tensor prediction = run(true, {.reuse = &reuse}).sample;
+    const Tensor prediction = run(true, {.reuse = &reuse});
     check(!reuse.arrays.empty(), Code::invalid_config, "{} is true; expected false: {} has nothing to reuse",
           steps.options.cache.step_cache(), steps.family.spec().denoiser());
     return prediction;

@@ -133,8 +133,7 @@ Tensor DenoiseTask::sample_losses(const Models& models, const Feed& feed, Rng rn
   const Models with_expert = [&](const std::string& component) {
     return models(component == family->spec().denoiser() ? model() : component);
   };
-  const Tensor prediction =
-      family->predict(with_expert, noisy, sized->model_timestep(random.t), conditioning, {}).sample;
+  const Tensor prediction = family->predict(with_expert, noisy, sized->model_timestep(random.t), conditioning, {});
   Tensor error = distance.of(sized->target(x0, random.noise, random.t) - prediction, random.t, *sized);
   if (masked) error = error * all.at("mask");
   Axes axes;

@@ -106,7 +106,7 @@ class Echo final : public Family {
  public:
   Echo() : Family({.denoisers = {"echo"}, .conditioning = {{"caption", {DType::f32, {}}}}}) {}
   Conditioning encode_text(const Models&, const Conditioning& text, int64_t) const override { return text; }
-  Prediction predict(const Models&, Tensor x, Tensor, const Conditioning& c, const PredictOptions&) const override {
+  Tensor predict(const Models&, Tensor x, Tensor, const Conditioning& c, const PredictOptions&) const override {
     return {x + reshape(c.at("caption"), {x.dim(0), 1, 1, 1}) * 1e-3};
   }
 };

@@ -88,7 +88,7 @@ TEST(FamilySpec, OfEveryPipelineIsWhatItsFunctionsTakeAndReturn) {
     EXPECT_EQ(spec.autoencoder->pixel_dims(spec.autoencoder->media_size(latent)), spec.autoencoder->pixel_dims(size));
     const Shape noisy = batched(kBatch, {DType::f32, latent});
     const Tensor predicted =
-        family->predict(models, g.input("x", noisy), g.input("t", {DType::f32, {kBatch}}), conditioning, {}).sample;
+        family->predict(models, g.input("x", noisy), g.input("t", {DType::f32, {kBatch}}), conditioning, {});
     EXPECT_EQ(to_string(predicted.shape()), to_string(noisy));
     for (const Param& p : params.params())
       EXPECT_TRUE(p.model == spec.denoiser() || std::ranges::count(spec.text_components(), p.model) > 0) << p.input;

@@ -88,9 +88,9 @@ class Toy final : public Family {
         config_(folder.config<ToyConfig>("transformer")) {}
 
   Conditioning encode_text(const Models&, const Conditioning& text, int64_t) const override { return text; }
-  Prediction predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
-                     const PredictOptions&) const override {
-    return {toy_transformer(models("transformer"), config_, x, t, reshape(c.at("label"), {x.dim(0)}))};
+  Tensor predict(const Models& models, Tensor x, Tensor t, const Conditioning& c,
+                 const PredictOptions&) const override {
+    return toy_transformer(models("transformer"), config_, x, t, reshape(c.at("label"), {x.dim(0)}));
   }
   void check_size(const MediaSize& size) const override {
     check(size.height == config_.size && size.width == config_.size, Code::invalid_config,

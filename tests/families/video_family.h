@@ -16,8 +16,8 @@ class VideoFamily final : public Family {
       : Family({.autoencoder = video_autoencoder(config)}), config_(WanVaeConfig::from_json(config)) {}
 
   Conditioning encode_text(const Models&, const Conditioning&, int64_t) const override { return {}; }
-  Prediction predict(const Models&, Tensor x, Tensor, const Conditioning&, const PredictOptions&) const override {
-    return {x};
+  Tensor predict(const Models&, Tensor x, Tensor, const Conditioning&, const PredictOptions&) const override {
+    return x;
   }
 
   /// The autoencoder's weights by input name.
