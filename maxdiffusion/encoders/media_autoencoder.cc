@@ -21,7 +21,8 @@ MediaChunks MediaChunkKeys::chunks(const Autoencoder& autoencoder) const {
         "vae_encode_chunk is {}; expected -1 or at least 1", vae_encode_chunk);
   check(vae_decode_chunk == -1 || vae_decode_chunk > 0, Code::invalid_config,
         "vae_decode_chunk is {}; expected -1 or at least 1", vae_decode_chunk);
-  return {vae_encode_chunk < 0 ? -1 : std::max<int64_t>(vae_encode_chunk / scale, 1), vae_decode_chunk};
+  const bool whole = vae_encode_chunk < 0 || autoencoder.encodes_whole;
+  return {whole ? -1 : std::max<int64_t>(vae_encode_chunk / scale, 1), vae_decode_chunk};
 }
 
 MediaAutoencoder::MediaAutoencoder(const Devices& devices, std::shared_ptr<const Autoencoder> autoencoder,

@@ -13,8 +13,8 @@ struct AddedModelKeys {
   template <class V>
   void visit(V&& v) {
     v("preview_autoencoder", preview_autoencoder,
-      "folder of a tiny autoencoder (AutoencoderTiny: TAESD, TAEF1) that decodes the images of preview_every; empty: "
-      "their colours are a sum of the latents' channels",
+      "tiny autoencoder that decodes the images of preview_every: a folder of AutoencoderTiny (TAESD, TAEF1), or a "
+      ".safetensors file (TAEF2, TAEW); empty: their colours are a sum of the latents' channels",
       KeyPath::input);
     v("upscaler", upscaler,
       ".safetensors file of ESRGAN or Real-ESRGAN (RRDBNet) that enlarges images for upscale and hires_scale; empty: "

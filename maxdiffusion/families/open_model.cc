@@ -14,6 +14,7 @@
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/model_folder/single_file.h"
+#include "maxdiffusion/model_folder/tiny_autoencoder_file.h"
 #include "maxdiffusion/model_folder/upscaler_file.h"
 #include "maxdiffusion/models/ip_adapter.h"
 #include "maxdiffusion/storage/local_cache.h"
@@ -22,18 +23,38 @@
 namespace md {
 namespace {
 
-/// An autoencoder from another file brings its own config.json, if it has one.
-void take_autoencoders_config(ModelFolder& folder, const std::string& component, const std::string& vae_file) {
+/// `_class_name` of a config.json's text; null: it has none.
+nlohmann::json class_of(const std::string& config) {
+  const auto parsed = parse_json_or_discard(config);
+  return parsed.is_object() ? parsed.value("_class_name", nlohmann::json()) : nlohmann::json();
+}
+
+/// The config of a tiny autoencoder in `files` that has none; empty: there is one, or the weights are of another model.
+std::string missing_tiny_config(const std::string& files, bool images) {
+  if (std::filesystem::is_directory(files) ? exists(files + "/config.json") : !exists(files)) return "";
+  return tiny_autoencoder_config(files, images);
+}
+
+/// An autoencoder from another file brings its own config.json, if it has one, or what its weights tell.
+void take_autoencoders_config(ModelFolder& folder, const Autoencoder& replaced, const std::string& vae_file) {
+  const std::string& component = replaced.component;
   if (vae_file.empty() || component.empty()) return;
   const std::string files = component_files(vae_file, component),
                     config_folder = std::filesystem::is_directory(files)
                                         ? files
                                         : std::filesystem::absolute(files).parent_path().string();
   const std::string config = config_folder + "/config.json";
+  const nlohmann::json its = exists(config) ? class_of(read_file(config)) : nlohmann::json();
+  if (const std::string tiny = missing_tiny_config(files, replaced.frame_scale == 0); !tiny.empty()) {
+    const std::string tiny_class = class_of(tiny);
+    if (its != tiny_class) {
+      folder.set_config(component, tiny, files, tiny_class);
+      log_info("vae_file: {} is read as {}", files, tiny_class);
+      return;
+    }
+  }
   if (!exists(config)) return;
-  const auto parsed = parse_json_or_discard(read_file(config));
   const std::string class_name = folder.components().at(component).class_name;
-  const nlohmann::json its = parsed.is_object() ? parsed.value("_class_name", nlohmann::json()) : nlohmann::json();
   const ModelClass* known = its.is_string() ? find_model_class(its) : nullptr;
   const bool other = known && known->autoencoder && known->name != class_name;  // TAESD in place of AutoencoderKL
   if (config_folder != files && !other && its != class_name)
@@ -45,20 +66,27 @@ void take_autoencoders_config(ModelFolder& folder, const std::string& component,
 /// Adds a tiny autoencoder for the latents of the family's coder.
 void add_previewer(ModelFolder& folder, const std::string& tiny) {
   constexpr const char* kName = "preview_autoencoder";
+  check(exists(tiny), Code::io, "preview_autoencoder '{}': no such file or folder", tiny);
+  const std::shared_ptr<const Autoencoder> coder = make_family(folder)->spec().autoencoder;
+  const bool videos = coder->frame_scale > 0;
+  if (const std::string config = missing_tiny_config(tiny, !videos); !config.empty())
+    folder.add_component(kName, tiny, config);
+  else if (std::filesystem::is_directory(tiny))
+    folder.add_component(kName, tiny);
+  else
+    fail(Code::invalid_config,
+         "preview_autoencoder '{}' is another model's file; expected a tiny autoencoder's: a folder of AutoencoderTiny "
+         "(TAESD, TAEF1), taef2.safetensors, taew2_1.safetensors or taew2_2.safetensors",
+         tiny);
+  check(!videos || folder.components().at(kName).class_name == "TAEHV", Code::invalid_config,
+        "preview_autoencoder '{}' is of images; expected one of videos, as in taew2_1.safetensors", tiny);
+  const std::shared_ptr<const Autoencoder> its = folder.autoencoder(kName, videos);
   check(
-      std::filesystem::is_directory(tiny), Code::io,
-      "preview_autoencoder '{}' is not a folder; expected one with config.json and diffusion_pytorch_model.safetensors",
-      tiny);
-  folder.add_component(kName, tiny);
-  const Autoencoder& its = *folder.autoencoder(kName);
-  const Autoencoder& coder = *make_family(folder)->spec().autoencoder;
-  check(coder.frame_scale == 0 && its.channels == coder.channels && its.downscale == coder.downscale,
-        Code::invalid_config,
-        "preview_autoencoder '{}' decodes latents of {} channels to images {} times as large; expected {}", tiny,
-        its.channels, its.downscale,
-        coder.frame_scale > 0
-            ? "none: this model's media are videos"
-            : fmt::format("{} and {}, as the model's autoencoder has them", coder.channels, coder.downscale));
+      its->channels == coder->channels && its->downscale == coder->downscale && its->frame_scale == coder->frame_scale,
+      Code::invalid_config,
+      "preview_autoencoder '{}' decodes latents of {} channels to images {} times as large; expected {} and {}, as the "
+      "model's autoencoder has them",
+      tiny, its->channels, its->downscale, coder->channels, coder->downscale);
 }
 
 /// The only .safetensors file of a folder.
@@ -106,7 +134,7 @@ ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const O
   if (!o.adapters.ip_adapter.empty()) add_ip_adapter(folder, o.adapters);
   if (!o.adapters.t2i_adapter.empty()) folder.add_component("t2i_adapter", o.adapters.t2i_adapter);
   if (!keys.text_encoder_out_layers.empty()) folder.set_option("text_encoder_out_layers", keys.text_encoder_out_layers);
-  take_autoencoders_config(folder, make_family(folder)->spec().autoencoder->component, keys.vae_file);
+  take_autoencoders_config(folder, *make_family(folder)->spec().autoencoder, keys.vae_file);
   if (!added.preview_autoencoder.empty()) add_previewer(folder, added.preview_autoencoder);
   if (!added.upscaler.empty()) folder.add_component("upscaler", added.upscaler, upscaler_config(added.upscaler));
   if (keys.max_sequence_length) folder.set_option("max_sequence_length", *keys.max_sequence_length);

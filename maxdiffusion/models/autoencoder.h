@@ -43,6 +43,7 @@ class Autoencoder {
   int64_t downscale = 1;                 // pixels per latent cell along a side
   int64_t frame_scale = 0;               // 0: images, without a frame axis. > 0: videos, whose latents have one frame
                                          // for the first and one for each `frame_scale` further frames
+  bool encodes_whole = false;            // whether `encode` takes whole videos only, without a state
   int64_t decoder_tile = 0;              // tile size of the decoder in latent cells; 0: any size
   int64_t decoder_multiple = 1;          // sides of the decoder's input are multiples of this
   LatentScale latent_scale;              // for the denoiser

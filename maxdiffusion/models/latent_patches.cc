@@ -4,20 +4,16 @@
 
 namespace md {
 
-namespace {
-constexpr int64_t kSide = kLatentPatch;
-}  // namespace
-
-Tensor to_latent_patches(Tensor x) {
-  const int64_t b = x.dim(0), h = x.dim(1) / kSide, w = x.dim(2) / kSide, c = x.dim(3);
-  x = transpose(reshape(x, {b, h, kSide, w, kSide, c}), {0, 1, 3, 5, 2, 4});
-  return reshape(x, {b, h, w, c * kSide * kSide});
+Tensor to_latent_patches(Tensor x, int64_t n) {
+  if (n == 1) return x;
+  const int64_t b = x.dim(0), h = x.dim(1) / n, w = x.dim(2) / n, c = x.dim(3);
+  return reshape(transpose(reshape(x, {b, h, n, w, n, c}), {0, 1, 3, 5, 2, 4}), {b, h, w, c * n * n});
 }
 
-Tensor from_latent_patches(Tensor x) {
-  const int64_t b = x.dim(0), h = x.dim(1), w = x.dim(2), c = x.dim(3) / (kSide * kSide);
-  x = transpose(reshape(x, {b, h, w, c, kSide, kSide}), {0, 1, 4, 2, 5, 3});
-  return reshape(x, {b, h * kSide, w * kSide, c});
+Tensor from_latent_patches(Tensor x, int64_t n) {
+  if (n == 1) return x;
+  const int64_t b = x.dim(0), h = x.dim(1), w = x.dim(2), c = x.dim(3) / (n * n);
+  return reshape(transpose(reshape(x, {b, h, w, c, n, n}), {0, 1, 4, 2, 5, 3}), {b, h * n, w * n, c});
 }
 
 }  // namespace md

@@ -15,6 +15,7 @@
 #include "maxdiffusion/models/t2i_adapter.h"
 #include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/models/tiny_vae.h"
+#include "maxdiffusion/models/tiny_video_vae.h"
 #include "maxdiffusion/models/wan_transformer.h"
 #include "maxdiffusion/models/wan_vae.h"
 #include "maxdiffusion/models/wan_weight_names.h"
@@ -29,6 +30,7 @@ std::vector<ModelClass>& classes() {
       model_class("UNet2DConditionModel", trace_unet2d, original_unet_names),
       model_class("AutoencoderKL", trace_vae, original_vae_names, kl_autoencoder),
       model_class<void, TinyVaeConfig>("AutoencoderTiny", trace_tiny_vae, nullptr, tiny_autoencoder),
+      model_class<void, TinyVideoVaeConfig>("TAEHV", trace_tiny_video_vae, nullptr, tiny_video_autoencoder),
       model_class("RRDBNet", trace_rrdb_net, original_rrdb_names, rrdb_upscaler),
       model_class("CLIPTextModel", trace_clip_text, original_clip_text_names),
       model_class("CLIPTextModelWithProjection", trace_clip_text, original_clip_text_names),

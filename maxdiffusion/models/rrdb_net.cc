@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/models/config_reader.h"
+#include "maxdiffusion/models/latent_patches.h"
 #include "maxdiffusion/models/resnet_block.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
@@ -27,13 +28,6 @@ Tensor dense_block(const Scope& s, const Config& c, Tensor x) {
   Tensor all = x;
   for (int i = 1; i < 5; ++i) all = concatenate({all, leaky(conv(s / fmt::format("conv{}", i), all, c.growth))}, -1);
   return conv(s / "conv5", all, c.width) * kResidual + x;
-}
-
-/// [B, H, W, C] → [B, H/n, W/n, C·n²], channel-major, as torch's pixel_unshuffle.
-Tensor unshuffled(Tensor x, int64_t n) {
-  if (n == 1) return x;
-  const int64_t b = x.dim(0), h = x.dim(1) / n, w = x.dim(2) / n, c = x.dim(3);
-  return reshape(transpose(reshape(x, {b, h, n, w, n, c}), {0, 1, 3, 5, 2, 4}), {b, h, w, c * n * n});
 }
 
 class RrdbUpscaler final : public Autoencoder {
@@ -77,7 +71,7 @@ Tensor rrdb_net(const Scope& s, const Config& c, Tensor pixels) {
             pixels.dim(2) % c.unshuffle == 0,
         Code::invalid_graph, "RRDBNet: pixels are {}, expected [B, H, W, {}] with H and W multiples of {}",
         to_string(pixels.shape()), c.channels, c.unshuffle);
-  const Tensor first = conv(s / "conv_first", cast(unshuffled(pixels, c.unshuffle), s.dtype()), c.width);
+  const Tensor first = conv(s / "conv_first", cast(to_latent_patches(pixels, c.unshuffle), s.dtype()), c.width);
   Tensor h = nn::repeat(s / "body", c.blocks, first, [&](const Scope& block, Tensor x) {
     Tensor y = x;
     for (int i = 1; i <= 3; ++i) y = dense_block(block / fmt::format("rdb{}", i), c, y);

@@ -4,6 +4,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/models/config_reader.h"
+#include "maxdiffusion/models/latent_patches.h"
 #include "maxdiffusion/models/resnet_block.h"
 #include "maxdiffusion/ops/elementwise.h"
 
@@ -17,9 +18,18 @@ class Layers {
   Tensor conv(Tensor x, const nn::Conv2dOptions& o) { return annotated_conv(s_ / next_++, x, o, false); }
   /// A layer without parameters.
   void skip() { ++next_; }
-  /// Three convolutions with a residual.
-  Tensor block(Tensor x) {
+  /// Three convolutions with a residual. `pooled`: whether x + norm(x) is what it reads, in four times the channels.
+  Tensor block(Tensor x, bool pooled) {
     const Scope s = s_ / next_++;
+    if (pooled) {
+      constexpr int64_t kGroups = 4;
+      const Scope pool = s / "pool";
+      auto pointwise = [&pool](int64_t i, Tensor y, int64_t out) {
+        return annotated_conv(pool / i, y, {.out = out, .kernel = 1, .padding = 0, .bias = false}, false);
+      };
+      const Tensor wide = pointwise(0, x, kGroups * x.dim(-1));
+      x = x + pointwise(3, nn::group_norm(pool / 1, wide, kGroups, 1e-5, "relu", false), x.dim(-1));
+    }
     auto conv = [&](int64_t i, Tensor y) { return annotated_conv(s / "conv" / i, y, {.out = x.dim(-1)}, false); };
     auto act = [&](Tensor y) { return nn::activation(c_.act_fn, y); };
     return relu(conv(4, act(conv(2, act(conv(0, x))))) + x);
@@ -34,14 +44,20 @@ class Layers {
 class TinyAutoencoder final : public Autoencoder {
  public:
   explicit TinyAutoencoder(const TinyVaeConfig& config) : config_(config) {
-    channels = config.latent_channels, downscale = config.downscale();
+    const int64_t patch = config.patch_size;
+    channels = config.latent_channels * patch * patch, downscale = config.downscale() * patch;
+    other_published_latents = patch > 1;
     latent_scale = {{config.shift_factor}, {config.scaling_factor}};
   }
   Posterior encode(const Models& models, Tensor pixels, MediaState*) const override {
-    return {cast(tiny_vae_encode(models(component), config_, pixels), DType::f32), {}};
+    const Tensor latents = tiny_vae_encode(models(component), config_, pixels);
+    return {cast(to_latent_patches(latents, config_.patch_size), DType::f32), {}};
   }
   Tensor decode(const Models& models, Tensor latents, MediaState*) const override {
-    return cast(tiny_vae_decode(models(component), config_, latents), DType::f32);
+    return cast(tiny_vae_decode(models(component), config_, published_latents(models, latents)), DType::f32);
+  }
+  Tensor published_latents(const Models&, Tensor latents) const override {
+    return from_latent_patches(cast(latents, DType::f32), config_.patch_size);
   }
 
  private:
@@ -63,6 +79,8 @@ TinyVaeConfig TinyVaeConfig::from_json(const nlohmann::json& config) {
   c.act_fn = r.get("act_fn", c.act_fn);
   c.scaling_factor = r.get("scaling_factor", c.scaling_factor);
   c.shift_factor = r.get("shift_factor", c.shift_factor);
+  c.use_midblock_gn = r.get("use_midblock_gn", c.use_midblock_gn);
+  c.patch_size = r.get("patch_size", c.patch_size);
   r.neutral("upsample_fn", {"nearest"});
   r.neutral("upsampling_scaling_factor", {2});
   // Of another range of the latents, which pipelines do not use; and a copy of decoder_block_out_channels.
@@ -79,8 +97,10 @@ TinyVaeConfig TinyVaeConfig::from_json(const nlohmann::json& config) {
             "{}: level {} has {} blocks of width {}; expected 0 or more, and the width of the first level", r.what(), i,
             (*blocks)[i], (*widths)[i]);
   }
-  r.positive(
-      {{"in_channels", c.in_channels}, {"out_channels", c.out_channels}, {"latent_channels", c.latent_channels}});
+  r.positive({{"in_channels", c.in_channels},
+              {"out_channels", c.out_channels},
+              {"latent_channels", c.latent_channels},
+              {"patch_size", c.patch_size}});
   return c;
 }
 
@@ -95,7 +115,8 @@ Tensor tiny_vae_encode(const Scope& root, const TinyVaeConfig& c, Tensor pixels)
   for (size_t level = 0; level < c.encoder_widths.size(); ++level) {
     const bool first = level == 0;
     h = layers.conv(h, {.out = c.encoder_widths[level], .stride = first ? 1 : 2, .bias = first});
-    for (int64_t i = 0; i < c.encoder_blocks[level]; ++i) h = layers.block(h);
+    const bool pooled = c.use_midblock_gn && level + 1 == c.encoder_widths.size();
+    for (int64_t i = 0; i < c.encoder_blocks[level]; ++i) h = layers.block(h, pooled);
   }
   return layers.conv(h, {.out = c.latent_channels});
 }
@@ -111,7 +132,7 @@ Tensor tiny_vae_decode(const Scope& root, const TinyVaeConfig& c, Tensor latents
   layers.skip();
   for (size_t level = 0; level < levels; ++level) {
     const bool last = level + 1 == levels;
-    for (int64_t i = 0; i < c.decoder_blocks[level]; ++i) h = layers.block(h);
+    for (int64_t i = 0; i < c.decoder_blocks[level]; ++i) h = layers.block(h, c.use_midblock_gn && level == 0);
     if (!last) {
       h = nn::upsample_nearest(h);
       layers.skip();

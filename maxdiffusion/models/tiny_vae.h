@@ -1,5 +1,6 @@
-// AutoencoderTiny: latents, as the denoiser has them, to images and back, by a small stack of convolutions. Source:
-// diffusers, AutoencoderTiny; github.com/madebyollin/taesd.
+// AutoencoderTiny: latents, as the denoiser has them, to images and back, by a small stack of convolutions. Sources:
+// diffusers, AutoencoderTiny; github.com/madebyollin/taesd, also for TAEF2, which diffusers does not have: blocks next
+// to the latents have a branch with a normalization.
 #pragma once
 
 #include <nlohmann/json_fwd.hpp>
@@ -17,6 +18,9 @@ struct TinyVaeConfig {
   std::vector<int64_t> encoder_blocks = {1, 3, 3, 3}, decoder_blocks = {3, 3, 3, 1};  // at each level
   std::string act_fn = "relu";
   double scaling_factor = 1, shift_factor = 0;
+  bool use_midblock_gn = false;  // as TAEF2
+  int64_t patch_size = 1;        // sides of the squares of latents that are one cell of the denoiser's
+  /// Pixels per latent along a side.
   int64_t downscale() const { return int64_t{1} << (decoder_widths.size() - 1); }
 
   static TinyVaeConfig from_json(const nlohmann::json& config);

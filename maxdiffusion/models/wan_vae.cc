@@ -19,6 +19,7 @@ namespace md {
 namespace {
 
 using nn::FrameMemory;
+using nn::per_frame;
 
 constexpr int64_t kAll = std::numeric_limits<int64_t>::max();
 
@@ -30,14 +31,6 @@ Tensor conv(const Scope& s, Tensor x, int64_t out, FrameMemory& memory) {
 
 Tensor pointwise(const Scope& s, Tensor x, int64_t out) {
   return nn::conv3d(s, x, {.out = out, .kernel = {1, 1, 1}, .pad_low = {}, .pad_high = {}});
-}
-
-/// Applies f to every frame as an image.   f: [N, h, w, c] → [N, h', w', c'].
-template <class F>
-Tensor per_frame(Tensor x, F f) {
-  const int64_t batch = x.dim(0), frames = x.dim(1);
-  Tensor y = f(reshape(x, {batch * frames, x.dim(2), x.dim(3), x.dim(4)}));
-  return reshape(y, {batch, frames, y.dim(1), y.dim(2), y.dim(3)});
 }
 
 // ---- blocks

@@ -34,6 +34,12 @@ Tensor FrameMemory::recall(Tensor x, int64_t n) {
 
 void FrameMemory::start(Tensor x, int64_t n) { after_.push_back(zero_frames(x, n)); }
 
+Tensor per_frame(Tensor x, const std::function<Tensor(Tensor)>& f) {
+  const int64_t batch = x.dim(0), frames = x.dim(1);
+  const Tensor y = f(reshape(x, {batch * frames, x.dim(2), x.dim(3), x.dim(4)}));
+  return reshape(y, {batch, frames, y.dim(1), y.dim(2), y.dim(3)});
+}
+
 Tensor causal_conv3d(const Scope& s, Tensor x, const CausalConvOptions& o, FrameMemory& memory) {
   const int64_t back = o.kernel[0] - 1, high = o.kernel[1] / 2, wide = o.kernel[2] / 2;
   const bool first = memory.first();

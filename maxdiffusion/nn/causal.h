@@ -2,6 +2,7 @@
 // whole sequence in the memory of one chunk.
 #pragma once
 
+#include <functional>
 #include <vector>
 
 #include "maxdiffusion/nn/layers.h"
@@ -26,6 +27,9 @@ class FrameMemory {
  private:
   std::vector<Tensor> before_, after_;
 };
+
+/// Applies `f`, [N, h, w, c] → [N, h', w', c'], to every frame of x [B, F, h, w, c].
+Tensor per_frame(Tensor x, const std::function<Tensor(Tensor)>& f);
 
 struct CausalConvOptions {
   int64_t out = 0;

@@ -22,6 +22,8 @@
 namespace md {
 namespace {
 
+constexpr const char* kPreviewer = "preview_autoencoder";  // the component
+
 /// How a sample came from a smaller one, and how large it became after the last step.
 struct Enlargement {
   double hires = 1, upscale = 1;
@@ -225,33 +227,40 @@ struct DiffusionPipeline::Impl {
   /// A model that was added as an autoencoder (AddedModelKeys), with one sample per device at a time.
   MediaAutoencoder& lazy_added(const std::string& component, std::unique_ptr<MediaAutoencoder>& its) {
     if (!its)
-      its = std::make_unique<MediaAutoencoder>(models.devices, opened->folder.autoencoder(component),
+      its = std::make_unique<MediaAutoencoder>(models.devices, added(component),
                                                opened->weights.read(opened->folder.params(component), component),
                                                per_device(1), models.scope, models.compile, encoders);
     return *its;
   }
+  std::shared_ptr<const Autoencoder> added(const std::string& component) const {
+    return opened->folder.autoencoder(component, component == kPreviewer && models.family->spec().videos());
+  }
   /// Image of any size → u8 [height, width, 3]. The upscaler is used if there is one and `by` does not exclude it.
   HostArray enlarged_image(const HostArray& rgb, int64_t height, int64_t width, const std::string& by, int64_t tile) {
     if (upscaler_file.empty() || by == "lanczos") return enlarged(rgb, height, width, nullptr);
-    const Upscaler u{opened->folder.autoencoder("upscaler"), lazy_added("upscaler", upscaler), tile};
+    const Upscaler u{added("upscaler"), lazy_added("upscaler", upscaler), tile};
     return enlarged(rgb, height, width, &u);
   }
-  /// Scaled latents f32 [n, (F,) h, w, C] → u8 images: by the tiny autoencoder, or with one pixel for each cell.
+  /// Scaled latents f32 [n, (F,) h, w, C] → u8 images, of a video the middle frame: by the tiny autoencoder, or with
+  /// one pixel for each cell.
   std::vector<HostArray> previews_of(const HostArray& latents) {
-    HostArray images = latents;
     const FamilySpec& spec = models.family->spec();
-    if (spec.videos()) {
-      const Dims& d = latents.dims();
-      images = HostArray(Shape{DType::f32, {d[0], d[2], d[3], d[4]}});
-      const int64_t frame = d[2] * d[3] * d[4];
-      for (int64_t i = 0; i < d[0]; ++i)
-        std::copy_n(latents.view<float>().begin() + (i * d[1] + d[1] / 2) * frame, frame,
-                    images.mutable_view<float>().begin() + i * frame);
+    const int64_t n = latents.dims()[0], middle = latents.dims()[1] / 2;
+    const auto frame = [n](const HostArray& video, int64_t f) {
+      const Dims& d = video.dims();
+      return block(video, 0, n, f, 1).reshaped({n, d[2], d[3], d[4]});
+    };
+    HostArray images;
+    if (opened && opened->folder.has(kPreviewer)) {
+      // A tiny autoencoder of videos begins with the first frame.
+      images =
+          lazy_added(kPreviewer, previewer)
+              .decode(
+                  added(kPreviewer)->latent_scale.undo(spec.videos() ? block(latents, 0, n, 0, middle + 1) : latents));
+      if (spec.videos()) images = frame(images, images.dims()[1] - 1);
+    } else {
+      images = latent_colours(*spec.autoencoder).of(spec.videos() ? frame(latents, middle) : latents);
     }
-    constexpr const char* kTiny = "preview_autoencoder";
-    images = opened && opened->folder.has(kTiny)
-                 ? lazy_added(kTiny, previewer).decode(opened->folder.autoencoder(kTiny)->latent_scale.undo(images))
-                 : latent_colours(*spec.autoencoder).of(images);
     std::vector<HostArray> out;
     for (int64_t i = 0; i < images.dims()[0]; ++i) out.push_back(image_of_batch(images, i));
     return out;

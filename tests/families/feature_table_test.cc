@@ -106,9 +106,7 @@ const std::vector<Feature>& features() {
          return has_latent_colours(*vae->autoencoder(vae->read(nlohmann::json::object())));
        }},
       {"previews and decoding by a tiny autoencoder",
-       [](const ModelFolder&, const Family& f) {
-         return !f.spec().videos() && !f.spec().autoencoder->other_published_latents;
-       }},
+       [](const ModelFolder&, const Family& f) { return !f.spec().autoencoder->component.empty(); }},
       {"[caches](sample.md#caches-between-steps): `use_first_block_cache`, `use_magcache`",
        [](const ModelFolder&, const Family& f) { return cache_fits(f, {.use_first_block_cache = true}); }},
       {"`use_magcache` with ratios that are known",

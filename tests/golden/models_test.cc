@@ -11,6 +11,7 @@
 #include "maxdiffusion/models/flux2_vae.h"
 #include "maxdiffusion/models/t5.h"
 #include "maxdiffusion/models/tiny_vae.h"
+#include "maxdiffusion/models/tiny_video_vae.h"
 #include "maxdiffusion/models/vae.h"
 #include "maxdiffusion/models/wan_vae.h"
 #include "maxdiffusion/ops/shape.h"
@@ -61,6 +62,12 @@ NamedTensors run_tiny_vae(const Scope& s, const nlohmann::json& json, NamedTenso
           {"pixels", tiny_vae_decode(s, config, in.at("latents"))}};
 }
 
+NamedTensors run_tiny_video_vae(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
+  const auto config = TinyVideoVaeConfig::from_json(json);
+  return {{"latents", tiny_video_vae_encode(s, config, in.at("pixels"))},
+          {"pixels", tiny_video_vae_decode(s, config, in.at("latents"))}};
+}
+
 NamedTensors run_flux2_vae(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
   const Flux2VaeConfig config = Flux2VaeConfig::from_json(json);
   const LatentStatistics of = flux2_vae_statistics(s, config);
@@ -77,15 +84,32 @@ NamedTensors run_wan_vae(const Scope& s, const nlohmann::json& json, NamedTensor
   return {{"mean", p.mean}, {"logvar", p.logvar}, {"pixels", wan_vae_decode(s, config, in.at("latents"))}};
 }
 
+/// A scope that returns each parameter as often as it is asked.
+Scope repeatable(const Scope& s, std::map<std::string, Tensor>& params) {
+  return s.with_source([&params](const Scope& below, Param p) {
+    Tensor& t = params[p.path];
+    return t ? t : t = below.resolve(std::move(p));
+  });
+}
+
+/// The first latent frame, then the next two, decoded; videos are encoded whole.
+NamedTensors run_tiny_video_vae_in_chunks(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
+  const auto config = TinyVideoVaeConfig::from_json(json);
+  const Tensor latents = in.at("latents");
+  std::map<std::string, Tensor> params;
+  const Scope again = repeatable(s, params);
+  MediaState state;
+  const Tensor first = tiny_video_vae_decode(again, config, slice_axis(latents, 1, 0, 1), &state),
+               rest = tiny_video_vae_decode(again, config, slice_axis(latents, 1, 1, latents.dim(1)), &state);
+  return {{"latents", tiny_video_vae_encode(s, config, in.at("pixels"))}, {"pixels", concatenate({first, rest}, 1)}};
+}
+
 /// One frame, then one latent frame at a time.
 NamedTensors run_wan_vae_in_chunks(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
   const WanVaeConfig config = WanVaeConfig::from_json(json);
   const Tensor pixels = in.at("pixels"), latents = in.at("latents");
-  std::map<std::string, Tensor> params;  // a scope returns each parameter once
-  const Scope again = s.with_source([&params](const Scope& below, Param p) {
-    Tensor& t = params[p.path];
-    return t ? t : t = below.resolve(std::move(p));
-  });
+  std::map<std::string, Tensor> params;
+  const Scope again = repeatable(s, params);
   std::vector<Tensor> means, logvars, frames;
   MediaState encoder, decoder;
   for (int64_t k = 0, at = 0; k < latents.dim(1); ++k) {
@@ -208,22 +232,22 @@ TEST(T5InBf16, RoundsWhatLayersReadAndNotTheResidual) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Goldens, Model,
-                         testing::Values(Named{"unet_sdxl", run_unet}, Named{"unet_sd15", run_unet},
-                                         Named{"unet_mixed", run_unet}, Named{"unet_plain", run_unet},
-                                         Named{"unet_no_mid", run_unet}, Named{"controlnet_sdxl", run_controlnet},
-                                         Named{"controlnet_sd15", run_controlnet}, Named{"vae_sd", run_vae},
-                                         Named{"vae_no_quant", run_vae}, Named{"vae_no_attention", run_vae},
-                                         Named{"clip_legacy", run_clip}, Named{"clip_projection", run_clip},
-                                         Named{"clip_vision", run_clip_vision},
-                                         Named{"clip_vision_projection", run_clip_vision}, Named{"umt5", run_t5},
-                                         Named{"umt5_relu", run_t5}, Named{"umt5_silu", run_t5}, Named{"t5", run_t5},
-                                         Named{"t5_relu", run_t5}, Named{"vae_flux", run_vae},
-                                         Named{"tiny_vae", run_tiny_vae}, Named{"flux2_vae", run_flux2_vae},
-                                         Named{"flux2_vae_narrow", run_flux2_vae}, Named{"wan_vae_21", run_wan_vae},
-                                         Named{"wan_vae_attention", run_wan_vae}, Named{"wan_vae_image", run_wan_vae},
-                                         Named{"wan_vae_22", run_wan_vae}, Named{"wan_vae_residual", run_wan_vae}),
-                         [](const auto& info) { return info.param.name; });
+INSTANTIATE_TEST_SUITE_P(
+    Goldens, Model,
+    testing::Values(Named{"unet_sdxl", run_unet}, Named{"unet_sd15", run_unet}, Named{"unet_mixed", run_unet},
+                    Named{"unet_plain", run_unet}, Named{"unet_no_mid", run_unet},
+                    Named{"controlnet_sdxl", run_controlnet}, Named{"controlnet_sd15", run_controlnet},
+                    Named{"vae_sd", run_vae}, Named{"vae_no_quant", run_vae}, Named{"vae_no_attention", run_vae},
+                    Named{"clip_legacy", run_clip}, Named{"clip_projection", run_clip},
+                    Named{"clip_vision", run_clip_vision}, Named{"clip_vision_projection", run_clip_vision},
+                    Named{"umt5", run_t5}, Named{"umt5_relu", run_t5}, Named{"umt5_silu", run_t5}, Named{"t5", run_t5},
+                    Named{"t5_relu", run_t5}, Named{"vae_flux", run_vae}, Named{"tiny_vae", run_tiny_vae},
+                    Named{"taef2", run_tiny_vae}, Named{"taehv", run_tiny_video_vae},
+                    Named{"taehv_patched", run_tiny_video_vae}, Named{"flux2_vae", run_flux2_vae},
+                    Named{"flux2_vae_narrow", run_flux2_vae}, Named{"wan_vae_21", run_wan_vae},
+                    Named{"wan_vae_attention", run_wan_vae}, Named{"wan_vae_image", run_wan_vae},
+                    Named{"wan_vae_22", run_wan_vae}, Named{"wan_vae_residual", run_wan_vae}),
+    [](const auto& info) { return info.param.name; });
 
 INSTANTIATE_TEST_SUITE_P(Goldens, Bf16,
                          testing::Values(InBf16{{"unet_no_mid", run_unet}, 0.0242, 0.233, 0.0359},
@@ -234,18 +258,21 @@ INSTANTIATE_TEST_SUITE_P(Goldens, Bf16,
                                          InBf16{{"wan_vae_attention", run_wan_vae}, 0.0103, 0.276, 0.0592}),
                          [](const auto& info) { return info.param.model.name; });
 
-class Chunks : public testing::TestWithParam<const char*> {};
+class Chunks : public testing::TestWithParam<Named> {};
 
 TEST_P(Chunks, MatchReferenceOutputsAndGradients) {
-  const ModelCase c = load_case(GetParam());
-  const ModelRun run = run_case(c, run_wan_vae_in_chunks);
+  const ModelCase c = load_case(GetParam().name);
+  const ModelRun run = run_case(c, GetParam().forward);
   const Distance out = distance(run.outputs, c.outputs), grads = distance(run.grads, c.grads);
   EXPECT_LE(out.value, kNoiseFloors * c.noise_floor_outputs) << "first at " << out.name;
   EXPECT_LE(grads.value, kNoiseFloors * c.noise_floor_gradients) << "worst at " << grads.name;
 }
 
-INSTANTIATE_TEST_SUITE_P(Goldens, Chunks, testing::Values("wan_vae_21", "wan_vae_residual"),
-                         [](const auto& info) { return std::string(info.param); });
+INSTANTIATE_TEST_SUITE_P(Goldens, Chunks,
+                         testing::Values(Named{"wan_vae_21", run_wan_vae_in_chunks},
+                                         Named{"wan_vae_residual", run_wan_vae_in_chunks},
+                                         Named{"taehv", run_tiny_video_vae_in_chunks}),
+                         [](const auto& info) { return info.param.name; });
 
 struct Variant {
   const char* name;
