@@ -19,6 +19,7 @@
   X(doctor)               \
   X(generate)             \
   X(generate_controlnet)  \
+  X(upscale)              \
   X(serve)                \
   X(compile)              \
   X(plan)                 \

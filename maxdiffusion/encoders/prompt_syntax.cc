@@ -5,7 +5,6 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
-#include <numeric>
 #include <optional>
 
 #include "maxdiffusion/base/host_array_rows.h"
@@ -256,6 +255,20 @@ HostArray repeated(const HostArray& a, int64_t times) {
   return out;
 }
 
+/// [N, L, D] → [N, length, D] with zeros at the end.
+HostArray padded(const HostArray& a, int64_t length) {
+  HostArray out(Shape{a.dtype(), {a.dims()[0], length, a.dims()[2]}});
+  std::memset(out.mutable_data(), 0, out.bytes());
+  set_block(out, 0, 0, a);
+  return out;
+}
+
+/// Whether texts of these lengths are equally long, with that of the longest, once they are repeated.
+bool repeats(const std::vector<int64_t>& lengths) {
+  const int64_t most = std::ranges::max(lengths);
+  return std::ranges::all_of(lengths, [most](int64_t n) { return most % n == 0; });
+}
+
 }  // namespace
 
 std::vector<WeightedText> parse_weights(const std::string& syntax, const std::string& prompt) {
@@ -289,7 +302,7 @@ HostArrays encode_weighted(TextEncoder& text, const Family& family, const std::s
   const std::vector<TextEncoderSpec>& encoders = spec.text_encoders;
   // For each encoder, the chunks of all captions in sequence; the empty text is last.
   std::vector<std::vector<TokenChunk>> all(encoders.size());
-  std::vector<size_t> counts;
+  std::vector<int64_t> counts;
   auto pad = [&](size_t e) { return token_chunks(syntax, "", *encoders[e].tokenizer, encoders[e].max_tokens).front(); };
   for (size_t i = 0; i < captions.size(); ++i) {
     std::vector<std::vector<TokenChunk>> chunks_of_caption;
@@ -303,10 +316,10 @@ HostArrays encode_weighted(TextEncoder& text, const Family& family, const std::s
       chunks_of_caption[e].resize(most, pad(e));
       std::ranges::move(chunks_of_caption[e], std::back_inserter(all[e]));
     }
-    counts.push_back(most);
+    counts.push_back(static_cast<int64_t>(most));
   }
-  if (const size_t most = *std::ranges::max_element(counts); most > 1)
-    log_info("prompt_syntax={}: {} chunks of {} tokens", syntax, most, encoders[0].max_tokens - 2);
+  const int64_t most = std::ranges::max(counts);
+  if (most > 1) log_info("prompt_syntax={}: {} chunks of {} tokens", syntax, most, encoders[0].max_tokens - 2);
   const size_t chunks = all[0].size();
   HostArrays ids;
   for (size_t e = 0; e < encoders.size(); ++e) {
@@ -333,30 +346,43 @@ HostArrays encode_weighted(TextEncoder& text, const Family& family, const std::s
       else
         move_from(empty, chunk, width, from, to, all[e][i].weights);
     }
-  const size_t length = std::accumulate(counts.begin(), counts.end(), size_t{1}, std::lcm<size_t, size_t>);
+  const bool repeat = repeats(counts);
+  std::vector<int32_t> lengths;
   HostArrays out;
   const auto n = static_cast<int64_t>(captions.size());
   for (const auto& [name, a] : encoded) {
     int64_t at = 0;
     for (int64_t i = 0; i < n; ++i) {
-      const auto count = static_cast<int64_t>(counts[static_cast<size_t>(i)]);
+      const int64_t count = counts[static_cast<size_t>(i)];
       HostArray row = rows(a, at, name == field ? count : 1);
       if (name == field) {
         HostArray joined(Shape{a.dtype(), {1, count * a.dims()[1], a.dims()[2]}});
         std::memcpy(joined.mutable_data(), row.data(), row.bytes());
-        row = repeated(joined, static_cast<int64_t>(length) / count);
+        row = repeat ? repeated(joined, most / count) : padded(joined, most * a.dims()[1]);
+        lengths.push_back(static_cast<int32_t>(count * a.dims()[1]));
       }
       add_rows(out[name], n, i, row);
       at += count;
     }
   }
+  if (!repeat) out[FamilySpec::kChunkRows] = HostArray::of<int32_t>({DType::s32, {n}}, lengths);
   return out;
 }
 
-void repeat_to_equal(const FamilySpec& spec, HostArrays& a, HostArrays& b) {
-  HostArray &x = a.at(spec.conditioning.front().name), &y = b.at(spec.conditioning.front().name);
-  const int64_t length = std::lcm(x.dims()[1], y.dims()[1]);
-  x = repeated(x, length / x.dims()[1]), y = repeated(y, length / y.dims()[1]);
+void make_equally_long(const FamilySpec& spec, HostArrays& a, HostArrays& b) {
+  constexpr const char* kRows = FamilySpec::kChunkRows;
+  const std::string& field = spec.conditioning.front().name;
+  const std::vector<int64_t> lengths = {a.at(field).dims()[1], b.at(field).dims()[1]};
+  const int64_t most = std::ranges::max(lengths);
+  const bool repeat = repeats(lengths) && !a.contains(kRows) && !b.contains(kRows);
+  for (HostArrays* half : {&a, &b}) {
+    HostArray& x = half->at(field);
+    const int64_t n = x.dims()[0], length = x.dims()[1];
+    if (!repeat && !half->contains(kRows))
+      (*half)[kRows] = HostArray::of<int32_t>(
+          {DType::s32, {n}}, std::vector<int32_t>(static_cast<size_t>(n), static_cast<int32_t>(length)));
+    x = repeat ? repeated(x, most / length) : padded(x, most);
+  }
 }
 
 }  // namespace md

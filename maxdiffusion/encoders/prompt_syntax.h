@@ -38,12 +38,13 @@ std::vector<TokenChunk> token_chunks(const std::string& syntax, const std::strin
                                      int64_t max_tokens);
 
 /// As TextEncoder::encode, for prompts in one of these syntaxes. The first field of the conditioning is [N, chunks ·
-/// max_tokens, D]. Shorter prompts repeat their chunks up to the least common multiple of all prompts' chunk counts,
-/// which does not change attention. For families with FamilySpec::chunk_widths.
+/// max_tokens, D] of the longest prompt. Shorter ones repeat their chunks, which does not change attention; if that
+/// does not come to the same number they end with padding, and FamilySpec::kChunkRows counts the rows before. For
+/// families with FamilySpec::chunk_widths.
 HostArrays encode_weighted(TextEncoder& text, const Family& family, const std::string& syntax,
                            const std::vector<std::string>& captions, const std::vector<std::string>& seconds,
                            int64_t clip_skip, int64_t batch);
-/// Repeats the rows of both until they have the same number of rows, as above.
-void repeat_to_equal(const FamilySpec& spec, HostArrays& a, HostArrays& b);
+/// Gives both the same number of rows, as above.
+void make_equally_long(const FamilySpec& spec, HostArrays& a, HostArrays& b);
 
 }  // namespace md

@@ -89,6 +89,9 @@ struct FamilySpec {
   /// For CLIP text encoders: the width of each one's part of the first field of `conditioning`, [L, D], in order; long
   /// texts are chunks of L rows. Empty: other encoders.
   std::vector<int64_t> chunk_widths = {};
+  /// Field s32 [] next to the first one where texts of a batch have unequal numbers of chunks: the rows that are
+  /// tokens.
+  static constexpr const char* kChunkRows = "prompt_rows";
   bool zero_empty_prompt = false;  // without a negative prompt, unconditional embeddings are 0, not the empty text's
   /// guidance_scale is an input of the denoiser, which is distilled to predict the guided output.
   bool embedded_guidance = false;

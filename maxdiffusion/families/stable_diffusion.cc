@@ -286,6 +286,7 @@ class StableDiffusion final : public Family {
                   .encoder_hidden_states = c.at(kPrompt),
                   .freeu = options.freeu,
                   .reuse = options.reuse};
+    if (const auto rows = c.find(FamilySpec::kChunkRows); rows != c.end()) in.text_rows = rows->second;
     if (micro()) in.text_embeds = c.at(kPooled), in.time_ids = c.at(kSizes);
     in = with_adapters(models, with_controls(models, in, c), c);
     if (const std::string& field = spec().inpainting; !field.empty()) {

@@ -23,9 +23,11 @@ Tensor transformer_block(const Scope& s, Tensor x, Tensor context, const Transfo
   auto path = s.path_scope();
   const nn::MultiHeadOptions heads{.heads = o.heads, .upcast = o.upcast_attention};
   Tensor n = nn::layer_norm(s / "norm1", x, 1e-5);
-  x = x + nn::multi_head_attention(s / "attn1", n, o.only_cross_attention ? context : n, heads);
-  const Scope cross = s / "attn2";
   nn::MultiHeadOptions to_context = heads;
+  to_context.lengths = o.context_rows;
+  x = x + (o.only_cross_attention ? nn::multi_head_attention(s / "attn1", n, context, to_context)
+                                  : nn::multi_head_attention(s / "attn1", n, n, heads));
+  const Scope cross = s / "attn2";
   if (o.image_attention) to_context.also = [&](Tensor q) { return o.image_attention(cross.path(), q); };
   x = x + nn::multi_head_attention(cross, nn::layer_norm(s / "norm2", x, 1e-5), context, to_context);
   return x + feed_forward(s / "ff", nn::layer_norm(s / "norm3", x, 1e-5));

@@ -10,6 +10,7 @@ struct Transformer2DOptions {
   bool linear_projection = false;     // proj_in and proj_out over tokens, else 1×1 convolutions
   bool only_cross_attention = false;  // attn1 attends to the context too
   bool upcast_attention = false;
+  Tensor context_rows = {};  // s32 [B]: rows of the context at this position and later are padding; absent: none are
   /// As MultiHeadOptions::also of the attention to the context at `path`.
   std::function<Tensor(const std::string& path, Tensor q)> image_attention = {};
 };

@@ -17,10 +17,10 @@
 namespace md {
 namespace {
 
-/// Inputs of every block: the time embedding after its activation [B, T], the text [B, L, D], and attention to an
-/// image.
+/// Inputs of every block: the time embedding after its activation [B, T], the text [B, L, D], its rows that are tokens
+/// s32 [B] (absent: all), and attention to an image.
 struct Conditioning {
-  Tensor temb, text;
+  Tensor temb, text, text_rows;
   std::function<Tensor(const std::string&, Tensor)> image_attention = {};
 };
 
@@ -47,6 +47,7 @@ Tensor local_attention(const Scope& s, Tensor x, const Conditioning& cond, const
                         .linear_projection = c.use_linear_projection,
                         .only_cross_attention = c.only_cross_attention[level] && !mid,
                         .upcast_attention = c.upcast_attention,
+                        .context_rows = cond.text_rows,
                         .image_attention = cond.image_attention});
 }
 
@@ -197,7 +198,7 @@ UNetFeatures unet2d_features(const Scope& s, const UNetConfig& c, const UNetInpu
   UNetFeatures f;
   f.temb = cast(nn::activation(c.act_fn, time_embedding(s, c, in)), s.dtype());
   f.text = cast(in.encoder_hidden_states, s.dtype());
-  const Conditioning cond{f.temb, f.text, in.image_attention};
+  const Conditioning cond{f.temb, f.text, in.text_rows, in.image_attention};
   Tensor h = annotated_conv(s / "conv_in", cast(in.sample, s.dtype()), {.out = c.block_out_channels[0]}, true);
   if (hint) h = h + cast(hint, h.dtype());
   f.skips = {h};
@@ -222,7 +223,7 @@ Tensor unet2d(const Scope& s, const UNetConfig& c, const UNetInputs& in) {
   add_residuals(f.skips, in.down_residuals);
   Tensor h = reused ? cast(in.reuse->arrays[0], s.dtype()) : f.mid;
   if (in.mid_residual) h = h + cast(in.mid_residual, h.dtype());
-  h = up_path(s, c, h, {f.temb, f.text, in.image_attention}, std::move(f.skips), in.freeu, in.reuse);
+  h = up_path(s, c, h, {f.temb, f.text, in.text_rows, in.image_attention}, std::move(f.skips), in.freeu, in.reuse);
   h = cast(h, DType::f32);
   h = nn::group_norm(s / "conv_norm_out", h, c.norm_num_groups, c.norm_eps, c.act_fn);
   return annotated_conv(s / "conv_out", h, {.out = c.out_channels}, false);

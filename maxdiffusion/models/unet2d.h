@@ -51,6 +51,7 @@ struct UNetInputs {
   Tensor sample;                            // [B, H, W, in_channels]
   Tensor timestep;                          // [B] f32 or s32
   Tensor encoder_hidden_states;             // [B, L, cross_attention_dim]
+  Tensor text_rows = {};                    // s32 [B]: as Transformer2DOptions::context_rows
   Tensor text_embeds = {};                  // [B, P]   with addition_embed_type text_time
   Tensor time_ids = {};                     // [B, 6]   with addition_embed_type text_time
   std::vector<Tensor> down_residuals = {};  // ControlNet: added to the skips, in order

@@ -62,7 +62,8 @@ Tensor multi_head_attention(const Scope& s, Tensor x, Tensor context, const Mult
                                                          .heads = axis::kHeadsAct,
                                                          .head_dim = axis::kKv}
                                          : AttentionAxes{};
-  const AttentionOptions options = attention_options(s, axes);
+  AttentionOptions options = attention_options(s, axes);
+  options.lengths = o.lengths;
   Tensor y = cast(x == context ? self_attend(s, q, k, v, options) : cross_attend(q, k, v, options), x.dtype());
   if (o.also) y = y + cast(o.also(q), y.dtype());
   y = constrain(reshape(y, x.dims()));

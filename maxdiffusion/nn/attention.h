@@ -20,6 +20,7 @@ struct MultiHeadOptions {
   int64_t heads = 1;
   bool qkv_bias = false;
   bool upcast = false;  // q and k in f32
+  Tensor lengths = {};  // AttentionOptions::lengths
   /// q [B, L, N, D] → [B, L, N, D], added to what the attention gives; empty: nothing.
   std::function<Tensor(Tensor q)> also = {};
   bool annotated = true;  // logical axes on weights and activations; false: everything replicated

@@ -307,14 +307,14 @@ PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const
     if (!second.empty())
       log_warning(
           "negative_prompt_2 is ignored: negative_prompt is empty, and this model then uses zeros as its embedding");
-    for (const auto& [name, a] : out.positive) out.negative[name] = zeros_like(a);
+    for (const auto& [name, a] : out.positive) out.negative[name] = name == FamilySpec::kChunkRows ? a : zeros_like(a);
   } else {  // as in diffusers, clip_skip is not applied to these
     if (negative.empty()) negative = {""};
     const size_t n = std::max(negative.size(), second.size());
     out.negative =
         per_sample(encode(widened(negative, n), widened(second, n), 0), n == 1 ? o.samples() : o.images_per_prompt);
   }
-  if (o.prompt_syntax != "plain") repeat_to_equal(family.spec(), out.positive, out.negative);
+  if (o.prompt_syntax != "plain") make_equally_long(family.spec(), out.positive, out.negative);
   shorten(family, o, out);
   return out;
 }

@@ -6,10 +6,12 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/families/open_model.h"
+#include "maxdiffusion/pipelines/pipeline.h"
 #include "maxdiffusion/tokenizers/placeholders.h"
 #include "maxdiffusion/tokenizers/tokenizer.h"
 #include "tests/cli/command.h"
+#include "tests/one_device.h"
 
 namespace md {
 namespace {
@@ -129,19 +131,64 @@ TEST(PromptSyntax, IsRefusedWhereItMeansNothing) {
   o = sample("pipelines/sd", {"prompt=heart", "prompt_syntax=compel"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "prompt_syntax")) << o.err;
-  // Prompts with different numbers of chunks in one batch give the same result as alone.
-  auto latents = [&](const std::vector<std::string>& prompts) {
-    std::string list = "prompt=[";
-    for (const std::string& p : prompts) list += '"' + p + "\", ";
-    std::filesystem::remove_all(t / "out");
-    const Outcome made = sample("pipelines/sd", {list + "]", "prompt_syntax=a1111", "negative_prompt=blue"});
-    EXPECT_EQ(made.status, 0) << made.err;
-    return SafetensorsReader::open(t / "out/latents.safetensors").tensors().at("latents").to_doubles();
+}
+
+const std::string kShort = "red heart", kTwo = "(red:1.3) BREAK blue", kThree = "heart BREAK red BREAK [blue] sky";
+
+TEST(PromptsOfUnequalChunks, AreAsLongAsTheLongestInOneBatch) {
+  const OpenedModel model = open_model(MD_SOURCE_DIR "/tests/golden/pipelines/sd", {}, {.purpose = Purpose::sampling});
+  TextEncoder text(
+      one_device(), model.family, 1,
+      [&](const ParamTable& params, const std::string& component) { return model.weights.read(params, component); }, {},
+      {});
+  const auto encoded = [&](const std::vector<std::string>& prompts) {
+    return encode_weighted(text, *model.family, "a1111", prompts, {}, 0, 1);
   };
-  const std::vector<double> both = latents({"heart BREAK red BREAK blue", "(red:1.3) BREAK blue"}),
-                            first = latents({"heart BREAK red BREAK blue"});
-  ASSERT_EQ(both.size(), 2 * first.size());
-  for (size_t i = 0; i < first.size(); ++i) EXPECT_NEAR(both[i], first[i], 1e-4) << i;
+  const auto rows_of = [](const HostArrays& e) {
+    const auto v = e.at(FamilySpec::kChunkRows).view<int32_t>();
+    return std::vector<int32_t>(v.begin(), v.end());
+  };
+  HostArrays all = encoded({kShort, kTwo, kThree}), repeated = encoded({kShort, kThree}), two = encoded({kTwo});
+  EXPECT_EQ(all.at("prompt_embeds").dims()[1], 3 * 77);
+  EXPECT_EQ(rows_of(all), (std::vector<int32_t>{77, 2 * 77, 3 * 77}));
+  EXPECT_EQ(repeated.at("prompt_embeds").dims()[1], 3 * 77);
+  EXPECT_FALSE(repeated.contains(FamilySpec::kChunkRows));  // one chunk, three times
+  make_equally_long(model.family->spec(), repeated, two);
+  EXPECT_EQ(rows_of(repeated), (std::vector<int32_t>{3 * 77, 3 * 77}));
+  EXPECT_EQ(rows_of(two), (std::vector<int32_t>{2 * 77}));
+  EXPECT_EQ(two.at("prompt_embeds").dims()[1], 3 * 77);
+}
+
+TEST(PromptsOfUnequalChunks, GiveInOneBatchWhatEachGivesAlone) {
+  for (const std::string folder : {"sd", "sdxl"}) {
+    PipelineOptions options;
+    options.layers.activations_dtype = "float32", options.layers.precision = "HIGHEST";
+    options.compile.xla_flags = "--xla_backend_optimization_level=0";
+    options.batch.per_device = 3;
+    DiffusionPipeline pipeline = DiffusionPipeline::load(MD_SOURCE_DIR "/tests/golden/pipelines/" + folder, options);
+    SampleRequest r;
+    r.prompt_syntax = "a1111", r.prompt = {kShort, kTwo, kThree}, r.seeds = {5, 6, 7};
+    r.height = r.width = 16, r.num_inference_steps = 3, r.guidance_scale = 4, r.decode = false;
+    r.scheduler.diffusion_scheduler_config = {{"_class_name", R"("EulerDiscreteScheduler")"}};
+    for (const bool negative : {true, false}) {  // without one SDXL's is 0
+      if (negative)
+        r.negative_prompt = {kTwo, kShort, kThree};
+      else
+        r.negative_prompt.clear();
+      const std::vector<double> together = pipeline.generate(r).latents.to_doubles();
+      const size_t each = together.size() / 3;
+      for (size_t i = 0; i < 3; ++i) {
+        SampleRequest alone = r;
+        alone.prompt = {r.prompt[i]}, alone.sample_seed = static_cast<int64_t>(r.seeds[i]), alone.seeds.clear();
+        if (negative) alone.negative_prompt = {r.negative_prompt[i]};
+        const std::vector<double> want = pipeline.generate(alone).latents.to_doubles();
+        ASSERT_EQ(want.size(), each);
+        double worst = 0;
+        for (size_t k = 0; k < each; ++k) worst = std::max(worst, std::abs(together[i * each + k] - want[k]));
+        EXPECT_LT(worst, 1e-4) << folder << " " << i << (negative ? " with a negative prompt" : "");
+      }
+    }
+  }
 }
 
 }  // namespace

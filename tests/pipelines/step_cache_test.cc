@@ -47,8 +47,8 @@ TEST(StepCaches, AreRefusedByNameWhereTheyCannotBe) {
             {"use_first_block_cache=true", "first_block_cache_threshold=-1"},
             "first_block_cache_threshold"},
            {"flux/dev",
-            {"use_first_block_cache=true", "scan_layers=true"},
-            "scan_layers is true; expected false with use_first_block_cache"},
+            {"use_first_block_cache=true", "scan_layers=true", "blocks_to_swap=1"},
+            "blocks_to_swap is 1; expected 0 with use_first_block_cache"},
            {"flux/dev", {"use_first_block_cache=true", "use_deepcache=true"}, "several are true; expected one at most"},
            {"flux/dev", {"use_magcache=true"}, "use_magcache is true; expected mag_ratios_base: no ratios were"}}) {
     const Outcome o = generate(t, r.model, r.words);
@@ -105,6 +105,24 @@ TEST(StepCaches, ReuseNothingAtTheirLeastAndEqualThePlainSample) {
     }
     EXPECT_LE(off, 1e-5 * largest);
     EXPECT_GT(changed, 1e-3 * largest);
+  }
+}
+
+TEST(StepCaches, OfTheFirstBlockAreTheSameWithStackedBlocks) {
+  TemporaryFolder t;
+  for (const std::string model : {"zimage/base", "qwenimage/base", "wan/t2v"}) {
+    std::vector<std::vector<double>> both;
+    for (const char* scan : {"scan_layers=false", "scan_layers=true"}) {
+      std::vector<std::string> words = {"use_first_block_cache=true", "first_block_cache_threshold=1.2",
+                                        "num_inference_steps=8", scan};
+      if (model.starts_with("wan")) words.push_back("num_frames=5");
+      const Outcome o = generate(t, model, words);
+      ASSERT_EQ(o.status, 0) << o.err;
+      EXPECT_TRUE(contains(o.err, "] Cached ") && !contains(o.err, "] Cached 0/8 steps")) << o.err;
+      EXPECT_EQ(contains(o.err, "the blocks are not stacked"), both.size() == 1) << o.err;
+      both.push_back(SafetensorsReader::open(t / "out/latents.safetensors").tensors().at("latents").to_doubles());
+    }
+    EXPECT_EQ(both[0], both[1]) << model;
   }
 }
 

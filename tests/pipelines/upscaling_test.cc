@@ -149,6 +149,53 @@ TEST_F(UpscalingCommand, EnlargesForHiresScale) {
   EXPECT_TRUE(contains(text(), "Hires upscale: 2, Hires upscaler: Latent, "));
 }
 
+TEST_F(UpscalingCommand, EnlargesAFile) {
+  const auto run = [&](std::vector<std::string> words) {
+    std::filesystem::remove(t / "large.png");
+    words.insert(words.begin(), {"upscale", t / "small.png", t / "large.png"});
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return decode_image(t / "large.png");
+  };
+  // Another program's image, with PyTorch's numbers.
+  write_png(t / "small.png", golden().at("image"), {{"parameters", "a heart\nSteps: 4, Seed: 5"}});
+  EXPECT_LE(difference(run({upscaler}), golden().at("x4")), 1);
+  EXPECT_TRUE(contains(read_file(t / "large.png"),
+                       "a heart\nSteps: 4, Seed: 5, Postprocess upscale by: 4, Postprocess upscaler: x4"));
+  EXPECT_EQ(difference(run({"upscale=1.5"}), resize_rgb8(golden().at("image"), 27, 39, Filter::lanczos)), 0);
+  EXPECT_EQ(run({upscaler, "upscale=2", "upscaler_tile=16"}).dims(), (Dims{36, 52, 3}));
+  // An image of ours is the one that `generate` enlarges, and is generated again from its file.
+  const HostArray generated = pixels({upscaler, "upscale=4"});
+  pixels({});
+  std::filesystem::copy_file(t / "out/image_0.png", t / "small.png", std::filesystem::copy_options::overwrite_existing);
+  const HostArray large = run({upscaler});
+  EXPECT_LE(difference(large, generated), 1);
+  EXPECT_TRUE(contains(read_file(t / "large.png"), ", Postprocess upscale by: 4, Postprocess upscaler: x4, Image: 0"));
+  std::filesystem::remove_all(t / "out");
+  const Outcome again = maxdiffusion({"generate", t / "large.png", "output_dir=" + (t / "out")});
+  ASSERT_EQ(again.status, 0) << again.err;
+  EXPECT_LE(difference(decode_image(t / "out/image_0.png"), large), 1);
+}
+
+TEST_F(UpscalingCommand, OfAFileRefusesWhatItCannotWriteOrRead) {
+  write_png(t / "small.png", golden().at("image"));
+  for (const auto& [words, message] : std::vector<std::pair<std::vector<std::string>, std::string>>{
+           {{t / "small.png"}, "1 files are given; expected the image and the PNG file to write"},
+           {{t / "small.png", t / "large.jpg"}, "expected a name that ends with .png"},
+           {{t / "small.png", t / "small.png"}, "exists; expected the name of a new file"},
+           {{t / "none.png", t / "large.png"}, "none.png"},
+           {{t / "small.png", t / "large.png", "upscale=9"}, "upscale is 9; expected 1 to 8"},
+           {{t / "small.png", t / "large.png", "upscaler_tile=20"}, "upscaler_tile is 20; expected a multiple of 16"},
+           {{t / "small.png", t / "large.png", "upscaler=" + kSd + "/vae/diffusion_pytorch_model.safetensors"},
+            "has no convolution conv_first.weight"}}) {
+    std::vector<std::string> all = {"upscale"};
+    all.insert(all.end(), words.begin(), words.end());
+    const Outcome o = maxdiffusion(all);
+    EXPECT_TRUE(o.status == 2 || o.status == 4) << o.err;
+    EXPECT_TRUE(contains(o.err, message)) << o.err;
+  }
+}
+
 TEST_F(UpscalingCommand, RefusesWhatDoesNotEnlarge) {
   write_file_atomic(t / "text.safetensors", "no tensors");
   for (const auto& [words, message] : std::vector<std::pair<std::vector<std::string>, std::string>>{

@@ -391,6 +391,8 @@ def runs():
     yield from run(name, SD, 1, 2, 20)
     yield from run(name, {**SD, "variance_type": "fixed_large", "clip_sample_range": 0.5}, 8)
     yield from run(name, {**SD, "variance_type": "fixed_small_log"}, 8)
+    yield from run(name, {**SD, "clip_sample": False, "thresholding": True, "dynamic_thresholding_ratio": 0.7,
+                          "sample_max_value": 1.5}, 8)
     yield from run(name, {**zero, "clip_sample": False}, 10)
 
     name = "PNDMScheduler"

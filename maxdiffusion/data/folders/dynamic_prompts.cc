@@ -2,6 +2,7 @@
 
 #include <charconv>
 #include <cmath>
+#include <numeric>
 #include <optional>
 #include <sstream>
 #include <string_view>
@@ -24,6 +25,13 @@ std::optional<double> number_of(const std::string& text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   return error == std::errc() && end == text.data() + text.size() && !text.empty() ? std::optional(value)
                                                                                    : std::nullopt;
+}
+
+/// A whole number of at most three digits; nothing if other text follows.
+std::optional<int64_t> whole_number(const std::string& text) {
+  const auto value =
+      text.size() > 3 || text.find_first_not_of("0123456789") != text.npos ? std::nullopt : number_of(text);
+  return value ? std::optional(static_cast<int64_t>(*value)) : std::nullopt;
 }
 
 bool is_escaped(const std::string& text, size_t at) {
@@ -106,13 +114,9 @@ std::string DynamicPrompts::expanded(const std::string& text, Choice& choice, in
     } else if (text[at] == '{') {
       const std::vector<std::string> alternatives = alternatives_at(text, at);
       if (alternatives.empty()) choice.refuse("'{{' is not closed; expected {{a|b}}, or \\{{ for this letter");
-      if (const size_t several = alternatives[0].find("$$");
-          several != std::string::npos && alternatives[0].find_first_not_of("0123456789-~ ") == several)
-        choice.refuse("{{{}…}} chooses several, which is not supported; expected {{a|b}}",
-                      alternatives[0].substr(0, several + 2));
-      out += one_of(alternatives, choice, depth);
+      out += of_bracket(alternatives, choice, depth);
     } else if (const std::string name = only_brackets_ ? "" : wildcard_at(text, at); !name.empty()) {
-      out += one_of(lines(name, choice), choice, depth);
+      out += some_of(lines(name, choice), 1, "", choice, depth);
       at += name.size() + 4;
     } else {
       out += text[at++];
@@ -121,10 +125,33 @@ std::string DynamicPrompts::expanded(const std::string& text, Choice& choice, in
   return out;
 }
 
-std::string DynamicPrompts::one_of(const std::vector<std::string>& alternatives, Choice& choice, int depth) {
+std::string DynamicPrompts::of_bracket(std::vector<std::string> alternatives, Choice& choice, int depth) {
+  const std::string mark = "$$";
+  std::string& first = alternatives[0];
+  const size_t end = first.find(mark);
+  if (end == first.npos || first.find_first_not_of("0123456789-~@ ") != end)
+    return some_of(alternatives, 1, "", choice, depth);
+  const std::string range = trimmed(first.substr(0, end));
+  const size_t dash = range.find('-');
+  const auto least = whole_number(range.substr(0, dash)),
+             most = dash == range.npos ? least : whole_number(range.substr(dash + 1));
+  if (!least || !most || *least < 1 || *most < *least)
+    choice.refuse("{{{}$$…}}; expected how many to choose, from 1 on, as in {{2$$a|b|c}} or {{1-2$$a|b|c}}", range);
+  first.erase(0, end + mark.size());
+  std::string separator = ", ";
+  if (const size_t next = first.find(mark); next != first.npos) {
+    separator = first.substr(0, next);
+    first.erase(0, next + mark.size());
+  }
+  const auto numbers = static_cast<double>(*most - *least + 1);
+  const int64_t extra = *most > *least ? static_cast<int64_t>(choice.next() * numbers) : 0;
+  return some_of(alternatives, *least + extra, separator, choice, depth);
+}
+
+std::string DynamicPrompts::some_of(const std::vector<std::string>& alternatives, int64_t count,
+                                    const std::string& separator, Choice& choice, int depth) {
   std::vector<double> weights;
   std::vector<size_t> begins;
-  double total = 0;
   for (const std::string& a : alternatives) {
     const size_t colons = a.find("::");
     const auto number = colons == a.npos ? std::nullopt : number_of(trimmed(a.substr(0, colons)));
@@ -132,18 +159,28 @@ std::string DynamicPrompts::one_of(const std::vector<std::string>& alternatives,
       choice.refuse("the weight {}; expected 0 or more", a.substr(0, colons));
     weights.push_back(number.value_or(1));
     begins.push_back(number ? colons + 2 : 0);
-    total += weights.back();
   }
-  if (!(total > 0) || !std::isfinite(total)) choice.refuse("weights whose sum is {}; expected more than 0", total);
-  double rest = choice.next() * total;
-  size_t i = 0, last = 0;  // last: the last alternative with a positive weight
-  for (; i < weights.size(); ++i) {
-    if (weights[i] == 0) continue;
-    last = i;
-    if (rest < weights[i]) break;
-    rest -= weights[i];
+  std::string out;
+  std::vector<double> left;
+  for (int64_t k = 0; k < count; ++k) {
+    double total = std::accumulate(left.begin(), left.end(), 0.0);
+    if (!(total > 0)) {  // all are chosen
+      left = weights;
+      total = std::accumulate(left.begin(), left.end(), 0.0);
+    }
+    if (!(total > 0) || !std::isfinite(total)) choice.refuse("weights whose sum is {}; expected more than 0", total);
+    double rest = choice.next() * total;
+    size_t last = 0;  // the last alternative with a positive weight
+    for (size_t i = 0; i < left.size(); ++i) {
+      if (left[i] == 0) continue;
+      last = i;
+      if (rest < left[i]) break;
+      rest -= left[i];
+    }
+    left[last] = 0;
+    out += (k > 0 ? separator : "") + expanded(trimmed(alternatives[last].substr(begins[last])), choice, depth + 1);
   }
-  return expanded(trimmed(alternatives[last].substr(begins[last])), choice, depth + 1);
+  return out;
 }
 
 const std::vector<std::string>& DynamicPrompts::lines(const std::string& name, const Choice& choice) {

@@ -68,6 +68,18 @@ TEST_F(Dynamic, WeightsSayHowOftenAlternativesAreChosen) {
   EXPECT_EQ(of("{a::b}"), "a::b");  // not a number
 }
 
+TEST_F(Dynamic, SeveralAlternativesAreChosenAndJoined) {
+  EXPECT_EQ(kinds("{2$$a|b|c}"), (Kinds{"a, b", "a, c", "b, a", "b, c", "c, a", "c, b"}));
+  EXPECT_EQ(kinds("x {1-2$$ and $$a|b} y"), (Kinds{"x a y", "x b y", "x a and b y", "x b and a y"}));
+  EXPECT_NEAR(static_cast<double>(all("{1-2$$a}").count("a")), 100, 25);
+  EXPECT_EQ(kinds("{ 3 $$-$$a|b}").size(), 4u);  // both, then either again
+  EXPECT_EQ(of("{3$$$$a}"), "aaa");
+  EXPECT_EQ(kinds("{2$$0::a|b| {c|d} }"), (Kinds{"b, c", "b, d", "c, b", "d, b"}));
+  EXPECT_EQ(kinds("{2$$__colours/warm__}"), (Kinds{"red, red", "red, orange", "orange, red", "orange, orange"}));
+  EXPECT_NEAR(static_cast<double>(all("{2$$8::a|b|b2}").count("b, b2") + all("{2$$8::a|b|b2}").count("b2, b")), 4, 8);
+  EXPECT_EQ(of("{a $$ b}"), "a $$ b");  // no number
+}
+
 TEST_F(Dynamic, WildcardsAreLinesOfTheirFiles) {
   EXPECT_EQ(kinds("a __colours/warm__ heart"), (Kinds{"a red heart", "a orange heart"}));
   EXPECT_EQ(kinds("__my_heart__, __warm__").size(), 4u);  // a line may refer to other lists; both choose
@@ -84,8 +96,12 @@ TEST_F(Dynamic, SeedAndNumberChooseTheSameOnEveryMachine) {
 TEST_F(Dynamic, RefusesWhatItCannotChoose) {
   for (const auto& [prompt, message] : std::vector<std::pair<std::string, std::string>>{
            {"a {b|c", "prompt: '{' is not closed; expected {a|b}, or \\{ for this letter in \"a {b|c\""},
-           {"{2$$a|b}", "prompt: {2$$…} chooses several, which is not supported; expected {a|b}"},
-           {"{1-2$$a|b}", "{1-2$$…} chooses several"},
+           {"{0$$a|b}", "prompt: {0$$…}; expected how many to choose, from 1 on, as in {2$$a|b|c} or {1-2$$a|b|c}"},
+           {"{3-2$$a|b}", "prompt: {3-2$$…}; expected how many"},
+           {"{~2$$a|b}", "prompt: {~2$$…}; expected how many"},
+           {"{-2$$a|b}", "prompt: {-2$$…}; expected how many"},
+           {"{2000$$a|b}", "prompt: {2000$$…}; expected how many"},
+           {"{2$$0::a|0::b}", "prompt: weights whose sum is 0; expected more than 0"},
            {"${x=1} a", "prompt: '${' begins a variable, which is not supported"},
            {"{-1::a|b}", "prompt: the weight -1; expected 0 or more"},
            {"{inf::a|b}", "prompt: the weight inf; expected 0 or more"},
