@@ -35,11 +35,11 @@
 namespace md {
 namespace {
 
-/// Logs the progress of a request; for videos as a progress bar over the steps.
+/// Logs the progress of a request, with a progress bar over the steps.
 SampleProgress logged(const SampleRequest& request, const Family& family) {
   using Clock = std::chrono::steady_clock;
   const bool videos = family.spec().videos();
-  return [=, size = sample_size(request, family), steps = videos && !request.scan_diffusion_loop, start = Clock::now(),
+  return [=, size = sample_size(request, family), steps = !request.scan_diffusion_loop, start = Clock::now(),
           bar = std::shared_ptr<ProgressBar>()](SampleStage stage, int64_t done, int64_t total) mutable {
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     switch (stage) {

@@ -86,8 +86,8 @@ class DiffusionPipeline {
   ~DiffusionPipeline();
 
   /// Samples one request. With hires_scale above 1 it samples twice and returns the second result. With keep_loaded, a
-  /// request with the sizes, guidance (its scale aside), and numbers of prompts, samples and steps (with step_by_step:
-  /// any number) of an earlier one compiles and reads nothing. Equal requests give equal bits, whatever was called
+  /// request with the sizes, guidance (its scale aside) and numbers of prompts and samples of an earlier one (with
+  /// scan_diffusion_loop: and of steps) compiles and reads nothing. Equal requests give equal bits, whatever was called
   /// before. Throws invalid_config, naming the key, before anything is computed if the model does not support the
   /// request. Later it throws Cancelled, what `progress` throws, device if samples are not finite, and out_of_memory.
   /// The pipeline accepts further requests after any error.

@@ -111,7 +111,7 @@ struct SampleKeys : GuidanceKeys {
       "denoising steps between images of what the model predicts then: preview.png, and on the server's page; 0: none",
       at_least(0));
     v("scan_diffusion_loop", scan_diffusion_loop,
-      "run all steps of videos as one program, as for images, instead of one step at a time with progress");
+      "run all steps as one program, instead of one step at a time with progress");
     v("num_images_per_prompt", num_images_per_prompt,
       "samples per prompt; null: 1, or under MaxDiffusion's command names the global batch for one prompt");
     v("sample_seed", sample_seed, "seed of the initial noise; null: seed; -1: random, logged", at_least(-1));

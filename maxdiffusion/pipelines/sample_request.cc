@@ -223,7 +223,7 @@ SampleOptions sample_options(const SampleRequest& r, const Family& family, const
   set_guidance(r, family, o);
   o.num_inference_steps = r.num_inference_steps;
   o.clip_skip = r.clip_skip;
-  o.step_by_step = r.step_by_step || (family.spec().videos() && !r.scan_diffusion_loop);
+  o.step_by_step = !r.scan_diffusion_loop;
   const std::array<int64_t, 2> whole = {o.size.height, o.size.width};
   o.size_hints = {r.original_size.empty() ? whole : pair("original_size", r.original_size),
                   pair("crops_coords_top_left", r.crops_coords_top_left),

@@ -59,11 +59,7 @@ struct SampleRequest : SampleKeys {
   /// samplers that add noise (Scheduler::stochastic) or hires_scale. Empty: sample_seed for all.
   std::vector<uint64_t> seeds = {};
   bool decode = true;  // false: the result is latents only
-  /// Runs one step per program call, so that `progress` is called and `stop` is checked after each step. Default for
-  /// videos unless scan_diffusion_loop. false: all steps in one call.
-  bool step_by_step = false;
-  /// With preview_every; implies step_by_step. Called on the thread of generate() while the device computes the next
-  /// step.
+  /// With preview_every. Called on the thread of generate() while the device computes the next step.
   std::function<void(SamplePreview)> preview = {};
   SampleProgress progress = {};  // called on the thread of generate(); an exception ends the request
   std::stop_token stop = {};     // ends the request: see DiffusionPipeline::generate

@@ -189,7 +189,6 @@ JobQueue::Ticket JobQueue::submit(const std::string& model, SampleRequest r) {
   }
   if (!r.sample_seed || *r.sample_seed == -1) r.sample_seed = random_seed();
   check_limits(r, *m.pipeline.family(), limits_);
-  r.step_by_step = true;
   const SampleOptions o = m.check_request(r);
   job->samples = o.samples();
   if (r.prompt.size() == 1 && r.images.empty() && r.controls.empty() && r.hires_scale == 1 &&

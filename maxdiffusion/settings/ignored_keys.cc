@@ -420,7 +420,7 @@ const std::vector<Rule>& rules() {
                    "a CPU has one kernel, which stores no logits")),
        true},
       {{"clip_bpe_file"}, RULE(unless(!s.has_tokenizer(), "the model folder has a tokenizer of its own"))},
-      {{"vae_encode_chunk", "vae_decode_chunk", "num_frames", "fps", "scan_diffusion_loop"},
+      {{"vae_encode_chunk", "vae_decode_chunk", "num_frames", "fps"},
        RULE(unless(s.videos(), "this model's media are images"))},
 
       // Samples.
@@ -474,8 +474,11 @@ const std::vector<Rule>& rules() {
        RULE(unless(!s.generates() || s.c.sample.num_images_per_prompt.value_or(2) * std::ssize(s.c.sample.prompt) > 1,
                    "there is one sample")),
        true},
+      {{"scan_diffusion_loop"},
+       RULE(unless(s.c.sample.preview_every == 0 && s.c.step_cache.step_cache().empty(),
+                   "previews and caches between steps need one step at a time"))},
       {{"use_kv_cache"},
-       RULE(unless((s.videos() && !s.c.sample.scan_diffusion_loop) || !s.c.step_cache.step_cache().empty(),
+       RULE(unless(!s.c.sample.scan_diffusion_loop || !s.c.step_cache.step_cache().empty(),
                    "all steps are one program"))},
       {{"flow_shift"}, RULE(unless(s.is_flow_matching(), "this is not a flow-matching model"))},
       {{"time_shift", "base_shift", "max_shift"}, if_set("flow_shift", "flow_shift replaces it")},
