@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <filesystem>
@@ -125,12 +126,33 @@ SampleRequest request_of(const GenerateItem& item, const Work& work, int64_t dev
   return r;
 }
 
-void generate_item(const GenerateItem& item, SampleRequest request, DiffusionPipeline& pipeline, Work& work) {
+using Items = std::span<const GenerateItem>;
+
+/// Whether two items differ in texts and seeds alone.
+bool equal_but_for_texts(const GenerateItem& a, const GenerateItem& b) {
+  const std::set<std::string> texts = {"prompt", "negative_prompt", "prompt_2", "negative_prompt_2", "sample_seed"};
+  const auto rest = [&](const GenerateItem& item) {
+    std::map<std::string, std::string> out = item.settings;
+    std::erase_if(out, [&](const auto& setting) { return texts.contains(setting.first); });
+    return out;
+  };
+  const auto counts = [](const SampleRequest& r) {
+    return std::array{r.prompt.size(), r.negative_prompt.size(), r.prompt_2.size(), r.negative_prompt_2.size()};
+  };
+  return rest(a) == rest(b) && counts(a.sampling.request) == counts(b.sampling.request);
+}
+
+/// Generates items that differ in texts and seeds alone as one request, and writes their samples.
+void generate_together(Items items, const std::vector<SampleRequest>& requests, DiffusionPipeline& pipeline,
+                       Work& work) {
   const Family& family = *pipeline.family();
+  std::vector<const SampleRequest*> each;
+  for (const SampleRequest& r : requests) each.push_back(&r);
+  SampleRequest request = joined(each);
   request.progress = logged(request, family);
   if (request.preview_every > 0) request.preview = preview_file(work.folder);
-  const int64_t n = number_of_samples(request);
-  const std::optional<int64_t> only = item.sampling.only_image;
+  const int64_t n = number_of_samples(requests[0]);
+  const std::optional<int64_t> only = items[0].sampling.only_image;
   check(!only || *only < n, Code::invalid_config, "only_image is {}; expected 0 to {}: {} {} generated",
         only.value_or(0), n - 1, n, n == 1 ? "image is" : "images are");
   const SampleResult result = pipeline.generate(request);
@@ -140,17 +162,21 @@ void generate_item(const GenerateItem& item, SampleRequest request, DiffusionPip
     for (size_t i = 0; i < work.sheets.size(); ++i)
       work.sheets[i].push_back(preview_of(image_of_batch(result.media, only.value_or(static_cast<int64_t>(i)))));
   }
-  if (!request.decode)
-    return work.existing.merge(write_latents(work.folder, only ? rows(latents, *only, 1) : latents, work.existing));
-  work.existing.merge(write_media(
-      work.folder + "/" + family.spec().reference.prefix_of_files(static_cast<uint64_t>(*request.sample_seed)),
-      item.sampling.output_type, only ? rows(result.media, *only, 1) : result.media, item.sampling.fps,
-      [&](int64_t i) -> PngTexts {
-        const int64_t number = only.value_or(i);
-        return {{"parameters", result.parameters[static_cast<size_t>(number)]},
-                {kImageSettings, settings_of(item.settings, request, number, n)}};
-      },
-      work.existing));
+  for (size_t k = 0; k < items.size(); ++k) {
+    const int64_t first = static_cast<int64_t>(k) * n + only.value_or(0), count = only ? 1 : n;
+    if (!request.decode) {
+      work.existing.merge(write_latents(work.folder, rows(latents, first, count), work.existing));
+      continue;
+    }
+    work.existing.merge(write_media(
+        work.folder + "/" + family.spec().reference.prefix_of_files(static_cast<uint64_t>(*requests[k].sample_seed)),
+        items[k].sampling.output_type, rows(result.media, first, count), items[k].sampling.fps,
+        [&](int64_t i) -> PngTexts {
+          return {{"parameters", result.parameters[static_cast<size_t>(first + i)]},
+                  {kImageSettings, settings_of(items[k].settings, requests[k], only.value_or(i), n)}};
+        },
+        work.existing));
+  }
 }
 
 /// Writes the sheet of one image of each item next to the images. Returns its file name.
@@ -168,8 +194,6 @@ std::set<std::string> write_sheet(const std::vector<HostArray>& cells, const Wor
   return {name};
 }
 
-using Items = std::span<const GenerateItem>;
-
 /// Generates items with the same LoRA files in one pipeline. `first`: also checks all items before.
 void generate_with_one_pipeline(Items items, bool first, Work& work) {
   const GeneratePlan& plan = work.plan;
@@ -178,28 +202,42 @@ void generate_with_one_pipeline(Items items, bool first, Work& work) {
   DiffusionPipeline pipeline = DiffusionPipeline::load(plan.model, options);
   const Family& family = *pipeline.family();
   const int64_t devices = pipeline.devices().count();
-  const auto of_each = [&](Items some, auto&& act) {
-    for (const GenerateItem& item : some) try {
-        act(item, request_of(item, work, devices));
-      } catch (Error& e) {
-        if (!item.where.empty()) e.note("in " + item.where);
-        throw;
-      }
+  const auto naming = [](const GenerateItem& item, auto&& act) {
+    try {
+      return act();
+    } catch (Error& e) {
+      if (!item.where.empty()) e.note("in " + item.where);
+      throw;
+    }
+  };
+  const auto options_of_item = [&](const GenerateItem& item, const SampleRequest& request) {
+    return sample_options(request, family, pipeline.folder().scheduler_config(), item.sampling.batch, devices);
   };
   if (first) work.files = with_files({}, items[0].sampling.files, !plan.pipeline.controlnets.empty(), true);
   if (first && plan.items.size() > 1)
-    of_each(plan.items, [&](const GenerateItem& item, const SampleRequest& request) {
-      sample_options(request, family, pipeline.folder().scheduler_config(), item.sampling.batch, devices);
-    });
+    for (const GenerateItem& item : plan.items)
+      naming(item, [&] { options_of_item(item, request_of(item, work, devices)); });
   if (first)
     plan.rules.warn_of_ignored(
         {pipeline.folder(), family, pipeline.devices(), sample_size(request_of(items[0], work, devices), family)},
         "generate");
   std::optional<Profile> profile;  // covers everything below
   if (plan.profile) profile.emplace(pipeline.devices());
-  of_each(items, [&](const GenerateItem& item, SampleRequest request) {
-    generate_item(item, std::move(request), pipeline, work);
-  });
+  while (!items.empty()) {
+    std::vector<SampleRequest> requests = {request_of(items[0], work, devices)};
+    naming(items[0], [&] {
+      const bool alone = items.size() == 1 || !plan.axes.empty() || plan.as_reference || items[0].sampling.only_image ||
+                         !plan.pipeline.added.refiner.empty() || !requests[0].decode;
+      if (alone || !may_be_joined(requests[0], options_of_item(items[0], requests[0]))) return;
+      const int64_t most = sampling_batch(items[0].sampling.batch, devices) / number_of_samples(requests[0]);
+      while (std::ssize(requests) < most && requests.size() < items.size() &&
+             equal_but_for_texts(items[0], items[requests.size()]))
+        requests.push_back(request_of(items[requests.size()], work, devices));
+    });
+    const Items now = items.first(requests.size());
+    naming(now[0], [&] { generate_together(now, requests, pipeline, work); });
+    items = items.subspan(now.size());
+  }
   if (profile) log_info("profile: {}", profile->write(work.folder + "/tensorboard"));
 }
 

@@ -260,4 +260,23 @@ SampleOptions sample_options(const SampleRequest& r, const Family& family, const
   return o;
 }
 
+bool may_be_joined(const SampleRequest& r, const SampleOptions& o) {
+  return r.prompt.size() == 1 && r.seeds.empty() && r.images.empty() && !r.image_latents && !r.latents &&
+         r.controls.empty() && r.adapters.empty() && r.hires_scale == 1 && !o.scheduler->stochastic();
+}
+
+SampleRequest joined(const std::vector<const SampleRequest*>& requests) {
+  SampleRequest out = *requests[0];
+  if (requests.size() == 1) return out;
+  const auto join = [&](auto texts) {
+    (out.*texts).clear();
+    for (const SampleRequest* r : requests)
+      (out.*texts).insert((out.*texts).end(), (r->*texts).begin(), (r->*texts).end());
+  };
+  join(&SampleKeys::prompt), join(&SampleKeys::negative_prompt);
+  join(&SampleKeys::prompt_2), join(&SampleKeys::negative_prompt_2);
+  for (const SampleRequest* r : requests) out.seeds.push_back(static_cast<uint64_t>(r->sample_seed.value_or(0)));
+  return out;
+}
+
 }  // namespace md

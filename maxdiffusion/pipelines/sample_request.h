@@ -95,6 +95,12 @@ void check_size(const SampleKeys& keys, const Family& family, const MediaSize& s
 /// numbers of texts or images, sizes, steps, samplers, latents, caches and a ControlNet's range.
 SampleOptions sample_options(const SampleRequest& request, const Family& family, const std::string& scheduler_config,
                              const SampleBatch& batch, int64_t devices);
+/// Whether this request, whose options are `options`, may be generated as one with requests that differ from it in
+/// texts and seeds alone: it has one prompt, begins with noise of its seed, and its sampler adds none.
+bool may_be_joined(const SampleRequest& request, const SampleOptions& options);
+/// The first request with the texts and seeds of all. Each gives what it gives alone, up to rounding.
+SampleRequest joined(const std::vector<const SampleRequest*>& requests);
+
 /// Samples per program call: at least one for each device.
 int64_t sampling_batch(const SampleBatch& batch, int64_t devices);
 

@@ -118,19 +118,6 @@ std::shared_ptr<const std::string> preview_file(const HostArray& rgb) {
   return std::make_shared<const std::string>(encode_png(shown));
 }
 
-/// The first job's request with the prompts and seeds of all.
-SampleRequest joined(const std::vector<const SampleRequest*>& requests) {
-  SampleRequest out = *requests[0];
-  if (requests.size() == 1) return out;
-  out.prompt.clear(), out.negative_prompt.clear();
-  for (const SampleRequest* r : requests) {
-    out.prompt.push_back(r->prompt[0]);
-    if (!r->negative_prompt.empty()) out.negative_prompt.push_back(r->negative_prompt[0]);
-    out.seeds.push_back(static_cast<uint64_t>(r->sample_seed.value_or(0)));
-  }
-  return out;
-}
-
 }  // namespace
 
 JobQueue::JobQueue(std::vector<ServedModel> models, const ServeKeys& limits) : limits_(limits) {
@@ -191,9 +178,7 @@ JobQueue::Ticket JobQueue::submit(const std::string& model, SampleRequest r) {
   check_limits(r, *m.pipeline.family(), limits_);
   const SampleOptions o = m.check_request(r);
   job->samples = o.samples();
-  if (r.prompt.size() == 1 && r.images.empty() && r.controls.empty() && r.hires_scale == 1 &&
-      !o.scheduler->stochastic())
-    job->batch_key = settings_of(r, job->loras);
+  if (may_be_joined(r, o)) job->batch_key = settings_of(r, job->loras);
   job->request = std::move(r);
   const std::lock_guard lock(mutex_);
   if (stopped_) throw Unavailable(503, "the server stops");

@@ -126,6 +126,34 @@ TEST_F(Prompts, OfAFileAreGeneratedLineByLine) {
   EXPECT_FALSE(exists(image(2)));
 }
 
+TEST_F(Prompts, OfAFileThatDifferInTextsAndSeedsShareABatch) {
+  const Outcome o = sample_lines(
+      "red heart BREAK blue\n--prompt \"a heart\" --seed 5\n--prompt red --seed 6\n"  // two, and one
+      "--prompt heart --negative_prompt dull --seed 7\n--prompt star --negative_prompt \"grey BREAK old\"\n"
+      "--prompt star --negative_prompt dull --steps 3\n",
+      {"per_device_batch_size=2", "prompt_syntax=a1111", "sample_seed=2", "scheduler=euler"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  std::vector<std::string> counts;
+  static const std::regex form("(\\d+) images? of 16x16 denoised");
+  for (std::sregex_iterator m(o.err.begin(), o.err.end(), form), end; m != end; ++m) counts.push_back((*m)[1]);
+  EXPECT_EQ(counts, (std::vector<std::string>{"2", "1", "2", "1"})) << o.err;
+  std::vector<std::string> all;
+  for (int i = 0; i < 6; ++i) all.push_back(text_of(i));
+  EXPECT_EQ(all, (std::vector<std::string>{"red heart BREAK blue||2|7.5|2|16x16", "a heart||2|7.5|5|16x16",
+                                           "red||2|7.5|6|16x16", "heart|dull|2|7.5|7|16x16",
+                                           "star|grey BREAK old|2|7.5|2|16x16", "star|dull|3|7.5|2|16x16"}));
+  for (int i = 0; i < 6; ++i) {  // alone
+    again(i);
+    const HostArray one = decode_image(t / "again/image_0.png"), together = decode_image(image(i));
+    ASSERT_EQ(one.dims(), together.dims());
+    int most = 0;
+    for (size_t k = 0; k < one.view<uint8_t>().size(); ++k)
+      most = std::max(most, std::abs(one.view<uint8_t>()[k] - together.view<uint8_t>()[k]));
+    EXPECT_LE(most, 1) << i;
+  }
+  EXPECT_EQ(again(5), read_file(image(5)));  // it was alone
+}
+
 TEST_F(Prompts, OfAFileNameFileAndLineWhereTheyAreRefused) {
   const std::string file = t / "lines.txt";
   for (const auto& [line, message] : std::vector<std::pair<std::string, std::string>>{
