@@ -209,6 +209,23 @@ INSTANTIATE_TEST_SUITE_P(Goldens, PublishedTiny,
                                          Published{"flux2", "flux2/base", "taef2.safetensors"}),
                          [](const auto& info) { return info.param.name; });
 
+TEST(PublishedTinyFiles, OfVideosEncodeThemWhole) {
+  PipelineOptions o;
+  o.model.max_sequence_length = 12, o.model.vae_file = kPreviews + "taew2_1.safetensors";
+  SampleRequest r;
+  r.prompt = {"a red heart"}, r.num_inference_steps = 3, r.strength = 0.7, r.decode = false;
+  HostArray video(Shape{DType::u8, {9, 32, 16, 3}});
+  for (size_t i = 0; i < video.bytes(); ++i) video.mutable_view<uint8_t>()[i] = static_cast<uint8_t>(i * 7 % 251);
+  r.images = {video};
+  std::vector<std::vector<double>> latents;
+  for (const int64_t chunk : {4, -1}) {
+    o.media_chunks.vae_encode_chunk = chunk;
+    latents.push_back(DiffusionPipeline::load(kGoldens + "wan/t2v", o).generate(r).latents.to_doubles());
+  }
+  EXPECT_EQ(latents[0], latents[1]);
+  EXPECT_EQ(latents[0].size(), static_cast<size_t>(3 * 4 * 2 * 4));
+}
+
 TEST(PublishedTinyFiles, ThatDoNotFitAreRefusedByWhatIsExpected) {
   TemporaryFolder t;
   const auto refusal = [&](const std::string& folder, const std::string& key, const std::string& file) {
