@@ -46,9 +46,9 @@ SampleProgress logged(const SampleRequest& request, const Family& family) {
     switch (stage) {
       case SampleStage::encoded: return log_info("{} encoded after {:.2f} s", counted(total, "prompt"), seconds);
       case SampleStage::step:
-        if (steps && !bar) bar = std::make_shared<ProgressBar>("denoising", total);
-        if (steps && done > 0) bar->update(done, "");
-        return;
+        if (!steps) return;
+        if (!bar) bar = std::make_shared<ProgressBar>("denoising", total);
+        return bar->update(done, "");
       case SampleStage::denoised:
         if (bar) bar->finish();
         return log_info("{} of {}x{} denoised after {:.2f} s", counted(total, videos ? "video" : "image"), size.height,

@@ -8,6 +8,7 @@
 #include "maxdiffusion/run/trained_model.h"
 #include "maxdiffusion/run/training_data.h"
 #include "maxdiffusion/run/write_media.h"
+#include "maxdiffusion/runtime/memory.h"
 #include "maxdiffusion/train/evaluation.h"
 
 namespace md {
@@ -20,7 +21,10 @@ HostArray sampled(ModelComponents& m, const TrainPlan& plan, const ParamTable& p
   if (plan.trains_text_encoders)
     trained_encoder.emplace(m.devices(), m.family(), m.text_batch(), weights, scope_options(m.options().layers),
                             m.options().compile);
-  return sample_images(m, plan.samples->sampling, trained_encoder ? *trained_encoder : m.text_encoder(), weights);
+  HostArray media =
+      sample_images(m, plan.samples->sampling, trained_encoder ? *trained_encoder : m.text_encoder(), weights);
+  return_freed_memory();  // of their own copy of the denoiser
+  return media;
 }
 HostArray sampled(ModelComponents& m, const TrainPlan& plan, LoopView& v) {
   return sampled(m, plan, v.programs.params(), trained_values(v.devices, v.programs, v.state));

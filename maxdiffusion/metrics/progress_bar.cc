@@ -125,6 +125,8 @@ void ProgressBar::update(int64_t done, const std::string& text) {
   const double now = p.seconds();
   p.state.done = done;
   p.state.seconds = now;
+  if (const auto [last, before] = p.recent.back(); done == before)
+    for (auto& [seconds, step] : p.recent) seconds += now - last;
   p.recent.emplace_back(now, done);
   while (p.recent.size() > 2 && now - p.recent[1].first > kWindow) p.recent.pop_front();
   if (auto [since, from] = p.recent.front(); done > from)

@@ -17,6 +17,7 @@ class ProgressBar {
   ProgressBar(std::string title, int64_t total, int64_t start = 0, bool steady = false,
               std::chrono::milliseconds interval = std::chrono::seconds(10));
   ~ProgressBar();
+  /// With `done` of the call before, other work ends here: its time does not count in the rate.
   void update(int64_t done, const std::string& text);
   /// Prints the final state as a permanent line, with the elapsed time.
   void finish();

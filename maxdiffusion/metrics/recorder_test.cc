@@ -63,6 +63,22 @@ TEST(ProgressBar, PrintsOnAPipeWhileNoStepEnds) {
   EXPECT_NE(log.find("ended after 0:00\n"), log.npos) << log;
 }
 
+TEST(ProgressBar, CountsNoOtherWorkInTheRate) {
+  testing::internal::CaptureStderr();
+  {
+    ProgressBar bar("denoising", 30);
+    std::this_thread::sleep_for(std::chrono::milliseconds(400));
+    bar.update(0, "");
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    bar.update(4, "");
+  }
+  const std::string log = testing::internal::GetCapturedStderr();
+  const size_t rate = log.find("4/30  ");
+  ASSERT_NE(rate, log.npos) << log;
+  EXPECT_LT(std::stod(log.substr(rate + 6)), 95) << log;  // ms/step, of 101 with the work before
+  EXPECT_NE(log.find(" ms/step", rate), log.npos) << log;
+}
+
 TEST(ProgressLine, FitsTheWidthItIsGiven) {
   ProgressState s{.title = "train unet", .text = "loss 0.1234", .done = 512, .total = 1000, .seconds_per_step = 0.21};
   EXPECT_EQ(progress_line(s, 0), "train unet  512/1000  loss 0.1234  0.210 s/step  1:42 left");

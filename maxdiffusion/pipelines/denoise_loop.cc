@@ -463,6 +463,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
       reusing = denoiser.programs.compile(devices, g, minimize_memory(o.compile), "denoise from the step before");
     }
     if (auto memory = program->memory()) log_info("denoising: {}", to_string(*memory));
+    if (o.progress) o.progress(done, work);  // a program is compiled
     for (size_t group = 0; group < carries.size(); ++group) {
       const int64_t first = static_cast<int64_t>(group) * batch;
       HostArrays in = of_group(group);

@@ -76,7 +76,8 @@ struct SampleOptions {
   /// Runs one step per program call, so that progress is known; false: all steps in one call.
   bool step_by_step = false;
   StepCacheKeys cache;  // a step cache also implies one step per program call
-  /// Called before the first and after every call of the program with the number of finished steps and of all steps.
+  /// Called before a program is compiled, then before the first and after every call of it, with the number of finished
+  /// steps and of all steps.
   std::function<void(int64_t done, int64_t total)> progress;
 
   /// Steps between calls of `preview`; 0: none. Above 0 it implies one step per program call.

@@ -9,6 +9,7 @@
 #include <mutex>
 #include <thread>
 
+#include "maxdiffusion/base/mapped_memory.h"
 #include "maxdiffusion/pjrt/api.h"
 #include "maxdiffusion/pjrt/device.h"
 #include "maxdiffusion/pjrt/platforms.h"
@@ -216,6 +217,11 @@ PJRT_Memory* pinned_host_memory(const PJRT_Api* api, const Device& device) {
       .note("try: blocks_to_swap=0");
 }
 
+/// `owner`, with which the bytes' pages of a mapped file are released.
+std::shared_ptr<const void> releasing(std::shared_ptr<const void> owner, const void* data, int64_t bytes) {
+  return {data, [owner = std::move(owner), bytes](const void* d) { release_pages(d, static_cast<size_t>(bytes)); }};
+}
+
 }  // namespace
 
 Buffer Client::put(int device_id, const Shape& shape, const void* data, const std::vector<int64_t>& byte_strides,
@@ -237,6 +243,7 @@ Buffer Client::put(int device_id, const Shape& shape, const void* data, const st
     args.device = static_cast<PJRT_Device*>(device(device_id).handle);
   PJRT_CALL(api(), PJRT_Client_BufferFromHostBuffer, args);
   Buffer buffer(this, args.buffer);
+  if (!adopted && byte_strides.empty()) owner = releasing(std::move(owner), data, shape.bytes());
   Event(api(), args.done_with_host_buffer).keep_alive(adopted ? std::move(owner) : track(std::move(owner)));
   return buffer;
 }

@@ -115,9 +115,10 @@ class Client {
   bool has_float8() const;
 
   /// Copies `shape` elements from `data` to a device and returns at once. `byte_strides`: bytes between neighbours
-  /// along each dim of `data`; empty: dense. `owner` is held until the copy is done. `zero_copy`: no other code uses
-  /// the bytes; if the device's memory is the host's, the buffer adopts them and keeps `owner`. `in_host_memory`: the
-  /// buffer is in host memory that the device reads (kind pinned_host); throws device if the plugin has none.
+  /// along each dim of `data`; empty: dense. `owner` is held until the copy is done; dense bytes of a mapped file then
+  /// lose their pages. `zero_copy`: no other code uses the bytes; if the device's memory is the host's, the buffer
+  /// adopts them and keeps `owner`. `in_host_memory`: the buffer is in host memory that the device reads (kind
+  /// pinned_host); throws device if the plugin has none.
   Buffer put(int device_id, const Shape& shape, const void* data, const std::vector<int64_t>& byte_strides,
              std::shared_ptr<const void> owner, bool zero_copy = false, bool in_host_memory = false) const;
   void* handle() const { return handle_; }

@@ -10,6 +10,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/host_memory.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/pjrt/every_cpu_plugin.h"
 #include "maxdiffusion/pjrt/platforms.h"
@@ -103,6 +104,25 @@ TEST_P(Clients, PutHoldsTheBytesUntilTheyAreCopiedAndNotLonger) {
   for (const Buffer& b : buffers) EXPECT_TRUE(same_bytes(back(b, shape), expected));
   for (int i = 0; i < 500 && !bytes.expired(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_TRUE(bytes.expired());
+}
+
+// Weights are read from mapped files: the pages of those that are on the device would double what a process has.
+TEST_P(Clients, PutReleasesThePagesOfAMappedFile) {
+  auto client = open();
+  const TemporaryFolder t;
+  const Shape shape{DType::f32, {8 << 20}};
+  const HostArray expected = pattern(shape);
+  write_file_atomic(t / "weights", {reinterpret_cast<const char*>(expected.data()), expected.bytes()});
+  const int64_t before = status_bytes("RssFile");
+  const MappedFile m = map_file(t / "weights");
+  ASSERT_EQ(std::memcmp(m.data, expected.data(), m.size), 0);
+  ASSERT_GT(status_bytes("RssFile"), before + shape.bytes() / 2);
+  const Buffer b = client->put(client->devices()[0].id, shape, m.data, {}, m.owner);
+  EXPECT_TRUE(same_bytes(back(b, shape), expected));
+  for (int i = 0; i < 500 && status_bytes("RssFile") > before + shape.bytes() / 8; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  EXPECT_LT(status_bytes("RssFile"), before + shape.bytes() / 8);
+  EXPECT_EQ(std::memcmp(m.data, expected.data(), m.size), 0) << "they are read again";
 }
 
 TEST(Platforms, EightBitFloatsAreKnownByDevice) {
