@@ -7,6 +7,9 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
+#include <functional>
+#include <future>
+#include <memory>
 #include <optional>
 #include <set>
 #include <span>
@@ -104,15 +107,48 @@ std::string settings_of(std::map<std::string, std::string> settings, const Sampl
   return text;
 }
 
+/// Encodes and writes samples while the next ones are generated.
+class Writer {
+ public:
+  /// Waits for the samples before, then starts. Throws what writing them threw.
+  void start(std::function<void()> write) {
+    wait();
+    pending_ = std::async(std::launch::async, std::move(write));
+  }
+  void wait() {
+    if (pending_.valid()) pending_.get();
+  }
+  /// Throws if writing has failed.
+  void check_failure() {
+    if (pending_.valid() && pending_.wait_for(std::chrono::seconds(0)) == std::future_status::ready) pending_.get();
+  }
+
+ private:
+  std::future<void> pending_;
+};
+
 /// State while a plan runs.
 struct Work {
   const GeneratePlan& plan;
   const std::string& folder;       // on this machine
-  std::set<std::string> existing;  // names that are not replaced
+  std::set<std::string> existing;  // names that are not replaced; used by `writer`
   SampleRequest files = {};        // contents of the files of the keys; lines of prompt_file name no other files
   /// With GeneratePlan::axes: for each image of an item, its previews from all items, u8 [H, W, 3].
   std::vector<std::vector<HostArray>> sheets = {};
+  Writer writer = {};  // last: it ends before what it uses
 };
+
+/// act(); its errors name the item's place in a prompt file, unless they are of another item.
+template <class F>
+auto naming(const GenerateItem& item, F&& act) {
+  try {
+    return act();
+  } catch (Error& e) {
+    const bool named = std::ranges::any_of(e.notes(), [](const std::string& note) { return note.starts_with("in "); });
+    if (!item.where.empty() && !named) e.note("in " + item.where);
+    throw;
+  }
+}
 
 SampleRequest request_of(const GenerateItem& item, const Work& work, int64_t devices) {
   const SampleRequest& files = work.files;
@@ -142,29 +178,15 @@ bool equal_but_for_texts(const GenerateItem& a, const GenerateItem& b) {
   return rest(a) == rest(b) && counts(a.sampling.request) == counts(b.sampling.request);
 }
 
-/// Generates items that differ in texts and seeds alone as one request, and writes their samples.
-void generate_together(Items items, const std::vector<SampleRequest>& requests, DiffusionPipeline& pipeline,
-                       Work& work) {
-  const Family& family = *pipeline.family();
-  std::vector<const SampleRequest*> each;
-  for (const SampleRequest& r : requests) each.push_back(&r);
-  SampleRequest request = joined(each);
-  request.progress = logged(request, family);
-  if (request.preview_every > 0) request.preview = preview_file(work.folder);
+/// Writes the samples of items that were one request.
+void write_samples(Items items, const std::vector<SampleRequest>& requests, const SampleResult& result,
+                   const Family& family, Work& work) {
   const int64_t n = number_of_samples(requests[0]);
   const std::optional<int64_t> only = items[0].sampling.only_image;
-  check(!only || *only < n, Code::invalid_config, "only_image is {}; expected 0 to {}: {} {} generated",
-        only.value_or(0), n - 1, n, n == 1 ? "image is" : "images are");
-  const SampleResult result = pipeline.generate(request);
   const HostArray& latents = result.published_latents ? result.published_latents : result.latents;
-  if (!work.plan.axes.empty()) {
-    if (work.sheets.empty()) work.sheets.resize(only ? 1 : static_cast<size_t>(n));
-    for (size_t i = 0; i < work.sheets.size(); ++i)
-      work.sheets[i].push_back(preview_of(image_of_batch(result.media, only.value_or(static_cast<int64_t>(i)))));
-  }
   for (size_t k = 0; k < items.size(); ++k) {
     const int64_t first = static_cast<int64_t>(k) * n + only.value_or(0), count = only ? 1 : n;
-    if (!request.decode) {
+    if (!requests[k].decode) {
       work.existing.merge(write_latents(work.folder, rows(latents, first, count), work.existing));
       continue;
     }
@@ -177,6 +199,32 @@ void generate_together(Items items, const std::vector<SampleRequest>& requests, 
         },
         work.existing));
   }
+}
+
+/// Generates items that differ in texts and seeds alone as one request, and starts writing their samples.
+void generate_together(Items items, std::vector<SampleRequest> requests, DiffusionPipeline& pipeline, Work& work) {
+  const std::shared_ptr<const Family> family = pipeline.family();
+  std::vector<const SampleRequest*> each;
+  for (const SampleRequest& r : requests) each.push_back(&r);
+  SampleRequest request = joined(each);
+  request.progress = [&work, log = logged(request, *family)](SampleStage stage, int64_t done, int64_t total) {
+    work.writer.check_failure();
+    log(stage, done, total);
+  };
+  if (request.preview_every > 0) request.preview = preview_file(work.folder);
+  const int64_t n = number_of_samples(requests[0]);
+  const std::optional<int64_t> only = items[0].sampling.only_image;
+  check(!only || *only < n, Code::invalid_config, "only_image is {}; expected 0 to {}: {} {} generated",
+        only.value_or(0), n - 1, n, n == 1 ? "image is" : "images are");
+  SampleResult result = pipeline.generate(request);
+  if (!work.plan.axes.empty()) {
+    if (work.sheets.empty()) work.sheets.resize(only ? 1 : static_cast<size_t>(n));
+    for (size_t i = 0; i < work.sheets.size(); ++i)
+      work.sheets[i].push_back(preview_of(image_of_batch(result.media, only.value_or(static_cast<int64_t>(i)))));
+  }
+  work.writer.start([items, family, &work, requests = std::move(requests), result = std::move(result)] {
+    naming(items[0], [&] { write_samples(items, requests, result, *family, work); });
+  });
 }
 
 /// Writes the sheet of one image of each item next to the images. Returns its file name.
@@ -202,14 +250,6 @@ void generate_with_one_pipeline(Items items, bool first, Work& work) {
   DiffusionPipeline pipeline = DiffusionPipeline::load(plan.model, options);
   const Family& family = *pipeline.family();
   const int64_t devices = pipeline.devices().count();
-  const auto naming = [](const GenerateItem& item, auto&& act) {
-    try {
-      return act();
-    } catch (Error& e) {
-      if (!item.where.empty()) e.note("in " + item.where);
-      throw;
-    }
-  };
   const auto options_of_item = [&](const GenerateItem& item, const SampleRequest& request) {
     return sample_options(request, family, pipeline.folder().scheduler_config(), item.sampling.batch, devices);
   };
@@ -235,7 +275,7 @@ void generate_with_one_pipeline(Items items, bool first, Work& work) {
         requests.push_back(request_of(items[requests.size()], work, devices));
     });
     const Items now = items.first(requests.size());
-    naming(now[0], [&] { generate_together(now, requests, pipeline, work); });
+    naming(now[0], [&] { generate_together(now, std::move(requests), pipeline, work); });
     items = items.subspan(now.size());
   }
   if (profile) log_info("profile: {}", profile->write(work.folder + "/tensorboard"));
@@ -254,6 +294,7 @@ void generate_into(const std::string& folder, const std::string& place, const Ge
     generate_with_one_pipeline(rest.first(n), rest.size() == plan.items.size(), work);
     rest = rest.subspan(n);
   }
+  work.writer.wait();
   for (const std::vector<HostArray>& cells : work.sheets) work.existing.merge(write_sheet(cells, work));
 }
 
