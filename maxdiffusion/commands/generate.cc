@@ -138,14 +138,16 @@ struct Work {
   Writer writer = {};  // last: it ends before what it uses
 };
 
-/// act(); its errors name the item's place in a prompt file, unless they are of another item.
+/// act(); its errors name the item's place in a prompt file, unless they name another item's.
 template <class F>
-auto naming(const GenerateItem& item, F&& act) {
+auto naming(const GenerateItem& item, const GeneratePlan& plan, F&& act) {
+  const auto note_of = [](const GenerateItem& its) { return "in " + its.where; };
   try {
     return act();
   } catch (Error& e) {
-    const bool named = std::ranges::any_of(e.notes(), [](const std::string& note) { return note.starts_with("in "); });
-    if (!item.where.empty() && !named) e.note("in " + item.where);
+    const bool named = std::ranges::any_of(
+        plan.items, [&](const GenerateItem& other) { return std::ranges::count(e.notes(), note_of(other)) > 0; });
+    if (!item.where.empty() && !named) e.note(note_of(item));
     throw;
   }
 }
@@ -223,7 +225,7 @@ void generate_together(Items items, std::vector<SampleRequest> requests, Diffusi
       work.sheets[i].push_back(preview_of(image_of_batch(result.media, only.value_or(static_cast<int64_t>(i)))));
   }
   work.writer.start([items, family, &work, requests = std::move(requests), result = std::move(result)] {
-    naming(items[0], [&] { write_samples(items, requests, result, *family, work); });
+    naming(items[0], work.plan, [&] { write_samples(items, requests, result, *family, work); });
   });
 }
 
@@ -256,7 +258,7 @@ void generate_with_one_pipeline(Items items, bool first, Work& work) {
   if (first) work.files = with_files({}, items[0].sampling.files, !plan.pipeline.controlnets.empty(), true);
   if (first && plan.items.size() > 1)
     for (const GenerateItem& item : plan.items)
-      naming(item, [&] { options_of_item(item, request_of(item, work, devices)); });
+      naming(item, plan, [&] { options_of_item(item, request_of(item, work, devices)); });
   if (first)
     plan.rules.warn_of_ignored(
         {pipeline.folder(), family, pipeline.devices(), sample_size(request_of(items[0], work, devices), family)},
@@ -265,7 +267,7 @@ void generate_with_one_pipeline(Items items, bool first, Work& work) {
   if (plan.profile) profile.emplace(pipeline.devices());
   while (!items.empty()) {
     std::vector<SampleRequest> requests = {request_of(items[0], work, devices)};
-    naming(items[0], [&] {
+    naming(items[0], plan, [&] {
       const bool alone = items.size() == 1 || !plan.axes.empty() || plan.as_reference || items[0].sampling.only_image ||
                          !plan.pipeline.added.refiner.empty() || !requests[0].decode;
       if (alone || !may_be_joined(requests[0], options_of_item(items[0], requests[0]))) return;
@@ -275,7 +277,7 @@ void generate_with_one_pipeline(Items items, bool first, Work& work) {
         requests.push_back(request_of(items[requests.size()], work, devices));
     });
     const Items now = items.first(requests.size());
-    naming(now[0], [&] { generate_together(now, std::move(requests), pipeline, work); });
+    naming(now[0], plan, [&] { generate_together(now, std::move(requests), pipeline, work); });
     items = items.subspan(now.size());
   }
   if (profile) log_info("profile: {}", profile->write(work.folder + "/tensorboard"));

@@ -68,7 +68,7 @@ PngTexts texts_of_enlarged(PngTexts texts, double factor, const UpscaleKeys& key
   if (const auto parameters = texts.find("parameters"); parameters != texts.end()) {
     std::string& text = parameters->second;
     const size_t at = std::min(text.rfind(", Image: "), text.size());
-    text.insert(at, fmt::format(", Postprocess upscale by: {}, Postprocess upscaler: {}", factor, by));
+    text.insert(at, ", " + enlargement_text(factor, by));
   }
   if (const auto settings = texts.find(kImageSettings); settings != texts.end()) {
     std::string& text = settings->second;
@@ -94,12 +94,12 @@ void upscale(const Words& words) {
   check(to.ends_with(".png"), Code::invalid_config,
         "upscale: '{}' is to be written; expected a name that ends with .png", to);
   check(!exists(to), Code::io, "'{}' exists; expected the name of a new file", to);
-  check(keys.upscaler_tile % 16 == 0, Code::invalid_config,
-        "upscaler_tile is {}; expected a multiple of 16, or 0 for whole images", keys.upscaler_tile);
+  check_upscaler_tile(keys.upscaler_tile);
   constexpr double kLeast = 1, kMost = 8;
   check(!keys.upscale || (*keys.upscale >= kLeast && *keys.upscale <= kMost), Code::invalid_config,
         "upscale is {}; expected {} to {}", keys.upscale.value_or(1), kLeast, kMost);
-  const HostArray small = decode_image(from);
+  const std::string bytes = read_file(from);
+  const HostArray small = decode_image_bytes(bytes.data(), bytes.size(), from);
   std::optional<UpscalerFile> file;
   std::optional<Upscaler> upscaler;
   if (!keys.upscaler.empty()) {
@@ -109,7 +109,6 @@ void upscale(const Words& words) {
   const double factor = keys.upscale.value_or(upscaler ? static_cast<double>(upscaler->facts->downscale) : 2);
   const auto side = [&](size_t axis) { return std::llround(static_cast<double>(small.dims()[axis]) * factor); };
   PngTexts texts;
-  const std::string bytes = read_file(from);
   if (bytes.starts_with("\x89PNG"))
     texts = png_texts({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, from);
   write_png(to, enlarged(small, side(0), side(1), upscaler ? &*upscaler : nullptr),

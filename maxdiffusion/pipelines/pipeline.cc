@@ -51,9 +51,7 @@ std::string parameters(const Family& family, const std::string& model, const Sam
              (o.strength ? fmt::format("Denoising strength: {}, ", *o.strength) : "") +
                  (made.hires > 1 ? fmt::format("Hires upscale: {}, Hires upscaler: {}, ", made.hires, made.hires_by)
                                  : "") +
-                 (made.upscale > 1 ? fmt::format("Postprocess upscale by: {}, Postprocess upscaler: {}, ", made.upscale,
-                                                 made.upscale_by)
-                                   : ""),
+                 (made.upscale > 1 ? enlargement_text(made.upscale, made.upscale_by) + ", " : ""),
              o.number_of(sample), version());
 }
 
@@ -510,8 +508,7 @@ struct DiffusionPipeline::Impl {
     check(requested.upscale == 1 || (!models.family->spec().videos() && requested.decode), Code::invalid_config,
           "upscale is {}; expected 1: {} are not enlarged", requested.upscale,
           requested.decode ? "this model's media are videos, which" : "latents");
-    check(requested.upscaler_tile % 16 == 0, Code::invalid_config,
-          "upscaler_tile is {}; expected a multiple of 16, or 0 for whole images", requested.upscaler_tile);
+    check_upscaler_tile(requested.upscaler_tile);
     if (requested.hires_scale != 1) return generate_twice(requested);
     made.upscale = requested.upscale, made.upscale_by = upscaler_file.empty() ? "Lanczos" : upscaler_file;
     const Canvas canvas(requested, *models.family);

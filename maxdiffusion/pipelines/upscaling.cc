@@ -1,8 +1,11 @@
 #include "maxdiffusion/pipelines/upscaling.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/encoders/tiles.h"
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/media/resize.h"
@@ -29,6 +32,15 @@ HostArray once(const HostArray& rgb, const Upscaler& u) {
 }
 
 }  // namespace
+
+void check_upscaler_tile(int64_t tile) {
+  check(tile % 16 == 0, Code::invalid_config, "upscaler_tile is {}; expected a multiple of 16, or 0 for whole images",
+        tile);
+}
+
+std::string enlargement_text(double factor, const std::string& by) {
+  return fmt::format("Postprocess upscale by: {}, Postprocess upscaler: {}", factor, by);
+}
 
 HostArray enlarged(const HostArray& rgb, int64_t height, int64_t width, const Upscaler* upscaler) {
   HostArray out = rgb;

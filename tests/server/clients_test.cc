@@ -288,7 +288,7 @@ TEST(ServerLoad, OfManyClientsNoRequestIsLostAndEachGetsItsOwnImage) {
     fmt::print(
         "{}{} requests of {} clients, {} left: {:.1f} s; resident {:.0f} MB after a quarter, {:.0f} MB at the end\n",
         requests, together ? " batched" : "", clients, left.load(), seconds, early_mb, late_mb);
-#if !defined(__SANITIZE_THREAD__)  // whose own records of threads and locks grow
+#if !defined(__SANITIZE_THREAD__)  // its shadow memory is resident too
     EXPECT_LT(late_mb, 1.25 * early_mb + 20);
 #endif
     server.signal(SIGTERM);
