@@ -1,6 +1,7 @@
 #include "maxdiffusion/schedulers/flow_levels.h"
 
 #include "maxdiffusion/schedulers/config_fields.h"
+#include "maxdiffusion/schedulers/published_levels.h"
 #include "maxdiffusion/schedulers/sigmas.h"
 #include "maxdiffusion/schedulers/spacing.h"
 
@@ -23,7 +24,7 @@ FlowLevels FlowLevels::from_json(const nlohmann::json& config) {
   check(!f.terminal || *f.terminal < 1, Code::invalid_config,
         "scheduler config: shift_terminal is {}; expected a number below 1", f.terminal.value_or(0));
   f.kind = sigma_kind(config);
-  check(!f.kind.starts_with("ays"), Code::invalid_config,
+  check(!is_published(f.kind), Code::invalid_config,
         "sigma_schedule is '{}', levels of a model that predicts noise; this is a flow-matching model", f.kind);
   f.inverted = field(config, "invert_sigmas", false);
   f.trailing = field<std::string>(config, "timestep_spacing", "") == "trailing";

@@ -2,14 +2,43 @@
 // both ends; two model calls per step, one in the last, which ends without noise. Source: Karras et al. 2022, algorithm
 // 1 without churn.
 
-#include <cmath>
+#include "maxdiffusion/schedulers/heun.h"
 
 #include "maxdiffusion/schedulers/config_fields.h"
 #include "maxdiffusion/schedulers/midpoint.h"
 #include "maxdiffusion/schedulers/sampler_class.h"
-#include "maxdiffusion/schedulers/sigmas.h"
 
 namespace md {
+
+std::vector<HeunStep> heun_steps(const SigmaLevels& levels) {
+  std::vector<HeunStep> steps;
+  for (size_t i = 0, n = levels.timesteps.size(); i < n; ++i)
+    steps.push_back(
+        {levels.sigmas[i], levels.sigmas[i + 1], levels.timesteps[i], i + 1 < n ? levels.timesteps[i + 1] : 0});
+  return steps;
+}
+
+LinearPlan heun_plan(const SigmaGrid& grid, const std::vector<HeunStep>& steps, double clip, const Knowns& k) {
+  const Form &start = k.history[0], &before = k.history[1];
+  LinearPlan p{.timesteps = {}, .steps = {}, .calls = 2};
+  auto call = [&](double s, double timestep) {
+    const Form slope = sigma_derivative(grid.noise.prediction_type, s, k);
+    p.timesteps.push_back(timestep);
+    p.steps.push_back({.level = {1, s}, .input_scale = sigma_input_scale(s), .x0 = k.sample - s * slope, .next = {}});
+    return clip > 0 ? Form((k.sample - k.clipped) / s) : slope;
+  };
+  for (const HeunStep& step : steps) {
+    const double by = step.next - step.sigma;
+    Form slope = call(step.sigma, step.timestep);
+    p.steps.back().next = {k.sample + by * slope, k.sample, slope};
+    if (step.next == 0) break;
+    slope = call(step.next, step.next_timestep);
+    p.steps.back().next = {start + by / 2 * (before + slope), start, before};
+    p.steps.back().noise = step.noise;
+  }
+  return p;
+}
+
 namespace {
 
 constexpr const char* kName = "HeunDiscreteScheduler";
@@ -19,23 +48,8 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
 
   auto plan = [grid = two_call_grid(config), clip](int64_t steps, const Knowns& k) {
     const SigmaLevels l = grid.spaced(steps);
-    const Form &start = k.history[0], &before = k.history[1];
-    LinearPlan p{.timesteps = {}, .steps = {}, .init_noise_sigma = sigma_init_noise(grid, l), .calls = 2};
-    auto call = [&](size_t i) {
-      const double s = l.sigmas[i];
-      const Form slope = sigma_derivative(grid.noise.prediction_type, s, k);
-      p.timesteps.push_back(l.timesteps[i]);
-      p.steps.push_back({.level = {1, s}, .input_scale = sigma_input_scale(s), .x0 = k.sample - s * slope, .next = {}});
-      return clip > 0 ? Form((k.sample - k.clipped) / s) : slope;
-    };
-    for (size_t i = 0; i < l.timesteps.size(); ++i) {
-      const double step = l.sigmas[i + 1] - l.sigmas[i];
-      Form slope = call(i);
-      p.steps.back().next = {k.sample + step * slope, k.sample, slope};
-      if (i + 1 == l.timesteps.size()) break;
-      slope = call(i + 1);
-      p.steps.back().next = {start + step / 2 * (before + slope), start, before};
-    }
+    LinearPlan p = heun_plan(grid, heun_steps(l), clip, k);
+    p.init_noise_sigma = sigma_init_noise(grid, l);
     return p;
   };
   return linear_sampler({.name = kName, .history = 2, .clip = clip, .plan = plan});

@@ -28,6 +28,7 @@
   X(dpm2)                \
   X(dpm2_ancestral)      \
   X(dpmpp_2s_ancestral)  \
+  X(restart)             \
   X(flow_match_euler)    \
   X(flow_match_heun)     \
   X(flow_match_lcm)      \

@@ -18,9 +18,9 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kMissing[] = {"heunpp2",      "dpm_fast",      "dpm_adaptive", "dpmpp_sde", "dpmpp_sde_karras",
-                                    "dpmpp_3m_sde", "ipndm",         "edm_euler",    "er_sde",    "res_multistep",
-                                    "restart",      "ddim_parallel", "consistency"};
+constexpr const char* kMissing[] = {"heunpp2",          "dpm_fast",      "dpm_adaptive",  "dpmpp_sde",
+                                    "dpmpp_sde_karras", "dpmpp_3m_sde",  "ipndm",         "edm_euler",
+                                    "er_sde",           "res_multistep", "ddim_parallel", "consistency"};
 
 /// "DPM++ 2M Karras" → "dpmpp_2m_karras".
 std::string spelled(const std::string& name) {
@@ -85,6 +85,7 @@ SamplerTitle sampler_title(const json& config) {
                                                              {"KDPM2DiscreteScheduler", "DPM2"},
                                                              {"KDPM2AncestralDiscreteScheduler", "DPM2 a"},
                                                              {"DPMSolver2SAncestralScheduler", "DPM++ 2S a"},
+                                                             {"RestartScheduler", "Restart"},
                                                              {"DDIMScheduler", "DDIM"},
                                                              {"PNDMScheduler", "PLMS"},
                                                              {"UniPCMultistepScheduler", "UniPC"},
@@ -98,7 +99,8 @@ SamplerTitle sampler_title(const json& config) {
                                                                 {"sgm_uniform", "SGM Uniform"},
                                                                 {"ays_sd15", "Align Your Steps"},
                                                                 {"ays_sdxl", "Align Your Steps"},
-                                                                {"ays_svd", "Align Your Steps"}};
+                                                                {"ays_svd", "Align Your Steps"},
+                                                                {"gits", "GITS"}};
   const std::string name = config.value("_class_name", std::string());
   const SamplerClass* sampler = find_sampler(name);
   const std::string plain = sampler ? sampler->name : name;

@@ -25,7 +25,7 @@ struct SchedulerKeys {
     v("sigma_schedule", sigma_schedule,
       "how the sampler's noise levels are spaced, in place of what its name or the folder says; empty: as they say",
       one_of_or_empty({"training", "karras", "exponential", "beta", "kl_optimal", "simple", "sgm_uniform", "ays_sd15",
-                       "ays_sdxl", "ays_svd"}));
+                       "ays_sdxl", "ays_svd", "gits"}));
     v("flow_shift", flow_shift,
       "shift of sampling towards noise, for flow-matching models (1: none); null: the scheduler's");
     v("time_shift", time_shift,

@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/schedulers/config_fields.h"
+#include "maxdiffusion/schedulers/published_levels.h"
 #include "maxdiffusion/schedulers/spacing.h"
 
 namespace md {
@@ -37,34 +38,11 @@ double symmetric_beta_quantile(double p, double a) {
   return high;
 }
 
-/// Levels for 10 steps, and the final level. Source: Sabour et al. 2024, "Align Your Steps", as published.
-const std::vector<double>& aligned_steps(const std::string& kind) {
-  static const std::vector<double> sd15 = {14.615, 6.475, 3.861, 2.697, 1.886, 1.396,
-                                           0.963,  0.652, 0.399, 0.152, 0.029},
-                                   sdxl = {14.615, 6.315, 3.771, 2.181, 1.342, 0.862,
-                                           0.555,  0.380, 0.234, 0.113, 0.029},
-                                   svd = {700, 54.5, 15.886, 7.977, 4.248, 1.789, 0.981, 0.403, 0.173, 0.034, 0.002};
-  return kind == "ays_sd15" ? sd15 : kind == "ays_sdxl" ? sdxl : svd;
-}
-
-/// The first n of n + 1 levels, interpolated linearly in their logarithms.
-std::vector<double> aligned_levels(const std::string& kind, int64_t n) {
-  const std::vector<double>& known = aligned_steps(kind);
-  std::vector<double> sigmas;
-  for (int64_t i = 0; i < n; ++i) {
-    const double at = static_cast<double>(i) * static_cast<double>(known.size() - 1) / static_cast<double>(n);
-    const auto below = static_cast<size_t>(at);
-    const double part = at - std::floor(at);
-    sigmas.push_back(std::exp(std::log(known[below]) * (1 - part) + std::log(known[below + 1]) * part));
-  }
-  return sigmas;
-}
-
 }  // namespace
 
 const std::vector<std::string>& sigma_schedules() {
   static const std::vector<std::string> all = {"karras",      "exponential", "beta",     "kl_optimal", "simple",
-                                               "sgm_uniform", "ays_sd15",    "ays_sdxl", "ays_svd"};
+                                               "sgm_uniform", "ays_sd15",    "ays_sdxl", "ays_svd",    "gits"};
   return all;
 }
 
@@ -137,7 +115,7 @@ SigmaGrid SigmaGrid::from_json(const nlohmann::json& config) {
         g.flow_shift);
   check(!g.shift_terminal || (g.flow && *g.shift_terminal < 1), Code::invalid_config,
         "scheduler config: shift_terminal needs use_flow_sigmas and a number below 1");
-  const bool table = g.kind == "training" || g.kind == "simple" || g.kind == "sgm_uniform" || g.kind.starts_with("ays");
+  const bool table = g.kind == "training" || g.kind == "simple" || g.kind == "sgm_uniform" || is_published(g.kind);
   if (table && (g.sigma_min || g.sigma_max))
     log_warning("scheduler config: sigma_min and sigma_max are ignored without use_karras_sigmas or the like");
   if (!g.flow && g.flow_shift != 1) log_warning("scheduler config: flow_shift is ignored without use_flow_sigmas");
@@ -179,7 +157,7 @@ double SigmaGrid::log_linear_sigma(double t) const {
 }
 
 std::vector<double> SigmaGrid::respaced(double top, double bottom, int64_t n) const {
-  if (kind.starts_with("ays")) return aligned_levels(kind, n);
+  if (is_published(kind)) return published_levels(kind, n);
   if (kind != "simple" && kind != "sgm_uniform")
     return levels_between(kind, sigma_max.value_or(top), sigma_min.value_or(bottom), n);
   std::vector<double> sigmas;

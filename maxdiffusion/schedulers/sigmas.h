@@ -1,6 +1,6 @@
 // Noise levels σ of samplers: those of training, at spaced timesteps, or respaced (sigma_schedule).
 // Sources: Karras et al. 2022, equation 5 (karras); Lu et al. 2022 (lu: uniform log SNR); Lee et al. 2024 (beta);
-// Sabour et al. 2024 (ays and kl_optimal); ComfyUI (simple, sgm_uniform); Esser et al. 2024, equation 23 (shifted flow
+// Sabour et al. 2024 (kl_optimal); ComfyUI (simple, sgm_uniform); Esser et al. 2024, equation 23 (shifted flow
 // σ).
 #pragma once
 
@@ -56,7 +56,7 @@ struct SigmaGrid {
 };
 
 /// Values of the key and the field sigma_schedule other than training: karras, exponential, beta, kl_optimal, simple,
-/// sgm_uniform, ays_sd15, ays_sdxl, ays_svd.
+/// sgm_uniform, and those of published_levels.h.
 const std::vector<std::string>& sigma_schedules();
 /// The kind of levels that a config's switches or its sigma_schedule select: training, lu, or one of the above. Throws
 /// invalid_config if two of them do.

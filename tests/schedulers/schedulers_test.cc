@@ -215,7 +215,7 @@ TEST(Schedulers, BeginWithALaterStepAsDiffusersDoes) {
         EXPECT_NEAR(found[i][j], expected[i][j], 1e-5 * (1 + std::abs(expected[i][j]))) << what << " after step " << i;
     compared.insert(scheduler->name());
   }
-  EXPECT_EQ(compared.size() + 1, scheduler_names().size());  // diffusers has no DPM++ 2S ancestral
+  EXPECT_EQ(compared.size() + 2, scheduler_names().size());  // diffusers has no DPM++ 2S ancestral and no Restart
 }
 
 TEST(Schedulers, TheCorrectorOfSaSolverAddsTheNoiseOfThePredictor) {

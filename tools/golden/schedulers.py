@@ -9,7 +9,8 @@ diffusers computes in float32. Its modules are given float64 under that name, so
 not its rounding; how far each run in real float32 is from that is printed. Needs scipy (LMS, use_beta_sigmas).
 
 Levels that diffusers has no switch for (sigma_schedule) are computed here from their definitions and given to diffusers'
-Euler and Heun; DPM++ 2S ancestral, which it has not, is written here as k-diffusion defines it.
+Euler and Heun; DPM++ 2S ancestral and Restart, which it has not, are written here as k-diffusion and AUTOMATIC1111's
+web UI define them.
 """
 
 import collections
@@ -79,6 +80,13 @@ def published_levels(schedule, config, steps):
         return np.array([table[-(1 + int(i * len(table) / steps))] for i in range(steps)])
     if schedule == "sgm_uniform":
         return np.exp(np.interp(np.linspace(999, 0, steps + 1)[:-1], np.arange(1000), np.log(table)))
+    if schedule == "gits":  # ComfyUI's GITSScheduler with coefficient 1.2: for 4 steps, and its 20 for others
+        known = {4: [14.61464119, 2.36326075, 0.92192322, 0.36617002, 0.02916753]}.get(steps) or [
+            14.61464119, 7.49001646, 4.65472794, 3.07277966, 2.19988537, 1.61558151, 1.24153244, 0.95350921, 0.74807048,
+            0.59516323, 0.50118381, 0.41087446, 0.34370604, 0.29807833, 0.25053367, 0.22545385, 0.19894916, 0.17026083,
+            0.13792117, 0.09824532, 0.02916753]
+        at = np.linspace(0, 1, steps + 1)
+        return np.exp(np.interp(at, np.linspace(0, 1, len(known)), np.log(known)))[:-1]
     known = diffusers.schedulers.AysSchedules["StableDiffusion" + {"ays_sd15": "", "ays_sdxl": "XL"}[schedule] + "Sigmas"]
     known = known[:-1] + [0.029]  # the published end, which diffusers replaces by 0
     at = np.linspace(0, 1, steps + 1)
@@ -125,6 +133,47 @@ def two_s_ancestral(config, steps):
         spread.append(up)
     return {"config": {"_class_name": "DPMSolver2SAncestralScheduler", **config}, "steps": steps,
             "timesteps": timesteps, "init_noise_sigma": initial, "values": values, "spread": spread}
+
+
+def karras(n, low, high):
+    ends = high ** (1 / 7), low ** (1 / 7)
+    return [(ends[0] + i / (n - 1) * (ends[1] - ends[0])) ** 7 for i in range(n)]
+
+
+def restart(config, steps):
+    """Restart of Xu et al. 2023 with the web UI's choices, with x0 from predicted noise and without its noise."""
+    euler = in_precision("EulerDiscreteScheduler", torch.float64, np.float64).from_config(config)
+    euler.set_timesteps(steps)
+    levels = euler.sigmas.tolist()
+    log_table = np.log(np.sqrt((1 - euler.alphas_cumprod) / euler.alphas_cumprod).numpy())
+    initial = float(euler.init_noise_sigma)
+    pairs, given = list(zip(levels[:-1], levels[1:])), dict(zip(levels, euler.timesteps.tolist()))
+    if steps >= 20:
+        given = {}
+        again, times = (9, 1) if steps < 36 else (steps // 4, 2)
+        levels = karras(steps - again * times, levels[-2], levels[0]) + [0]
+        pairs = list(zip(levels[:-1], levels[1:]))
+        low, high = (min(range(len(levels)), key=lambda i: abs(levels[i] - s)) for s in (0.1, 2))
+        repeated = karras(again + 1, levels[low], levels[high])
+        pairs[low:low] = times * list(zip(repeated[:-1], repeated[1:]))
+    x, values, spread, timesteps = np.array([1.0, -0.4]) * initial, [], [], []
+
+    def slope_of(x, sigma):
+        timesteps.append(given.get(sigma, float(euler._sigma_to_t(np.array(sigma), log_table))))
+        return 0.3 * x / np.sqrt(sigma**2 + 1) + 0.1 * timesteps[-1] / 1000 - 0.2
+
+    for i, (s, following) in enumerate(pairs):
+        slope = slope_of(x, s)
+        end = x + slope * (following - s)
+        values.append([float(v) for v in end])
+        spread.append(0.0)
+        if following > 0:
+            x = x + (slope + slope_of(end, following)) / 2 * (following - s)
+            values.append([float(v) for v in x])
+            up = pairs[i + 1][0]
+            spread.append((up**2 - following**2) ** 0.5 if up > following else 0.0)
+    return {"config": {"_class_name": "RestartScheduler", **config}, "steps": steps, "timesteps": timesteps,
+            "init_noise_sigma": initial, "values": values, "spread": spread}
 
 
 def noisy(config, steps):
@@ -299,8 +348,8 @@ def runs():
     for extra in (beta, {**beta, "timestep_spacing": "trailing"}, {**beta, "timestep_spacing": "leading"}):
         yield from run(name, {**SD, **extra}, 8)
     yield from run(name, {**SD, **beta}, 2, 30)
-    for schedule in ("kl_optimal", "simple", "sgm_uniform", "ays_sd15", "ays_sdxl"):
-        for n in (4, 10, 25):
+    for schedule in ("kl_optimal", "simple", "sgm_uniform", "ays_sd15", "ays_sdxl", "gits"):
+        for n in (4, 20 if schedule == "gits" else 10, 25):
             yield run_levels(name, schedule, SD, n)
 
     yield from ancestral()
@@ -322,6 +371,9 @@ def runs():
         yield two_s_ancestral({**one, "timestep_spacing": "trailing"}, n)
     for extra in (karras, {"timestep_spacing": "leading", "steps_offset": 1}):
         yield two_s_ancestral({**SD, **extra}, 8)
+    for n in (8, 20, 25, 36, 41):
+        yield restart(SD, n)
+    yield restart({**SD, "timestep_spacing": "leading", "steps_offset": 1}, 20)
 
     for name in ("LCMScheduler", "TCDScheduler"):
         for prediction in PREDICTIONS:
