@@ -26,6 +26,7 @@
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/commands/command.h"
+#include "maxdiffusion/commands/model_words.h"
 #include "maxdiffusion/data/records/image_folder.h"
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/metrics/profile.h"
@@ -464,9 +465,14 @@ void generate_of(const Words& words) {
   const TemporaryFolder folder;
   if (image)
     w = words_of_image(w, folder.path());
-  else if (!w.empty())
+  else if (!w.empty() && !names_model(w[0]))
     w[0] = config_file(w[0]);
-  generate(generate_request(config_of(kControl ? "generate_controlnet" : "generate", w)),
+  const bool model = !image && !w.empty() && names_model(w[0]);
+  if (model) {
+    w = words_of_model(w[0], Words(w.begin() + 1, w.end()));
+    w.insert(w.begin(), "output_dir=.");
+  }
+  generate(generate_request(model ? config_of_keys(w) : config_of(kControl ? "generate_controlnet" : "generate", w)),
            {.with_control = kControl, .as_reference = kAsReference});
 }
 
@@ -478,8 +484,8 @@ void print_generate_keys(const KeyPrinter& print) {
 
 Command generate_command() {
   return {"generate",
-          "CONFIG|RUN|IMAGE.png [key=value …]",
-          "generate images or videos with a model folder, with what a run has trained, or an image again",
+          "CONFIG|RUN|MODEL|IMAGE.png [key=value …]",
+          "generate images or videos with a model, with what a run has trained, or an image again",
           generate_of<false, false>,
           print_generate_keys,
           false,
@@ -487,8 +493,12 @@ Command generate_command() {
 }
 
 Command generate_controlnet_command() {
-  return {"generate_controlnet",    "CONFIG|RUN [key=value …]", "generate images with a model and a ControlNet",
-          generate_of<true, false>, print_generate_keys,        false,
+  return {"generate_controlnet",
+          "CONFIG|RUN|MODEL [key=value …]",
+          "generate images with a model and a ControlNet",
+          generate_of<true, false>,
+          print_generate_keys,
+          false,
           generate_of<true, true>};
 }
 

@@ -5,6 +5,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/commands/command.h"
+#include "maxdiffusion/commands/model_words.h"
 #include "maxdiffusion/commands/plan_generate.h"
 #include "maxdiffusion/run/find_run.h"
 #include "maxdiffusion/server/server.h"
@@ -25,9 +26,10 @@ std::string name_of(const std::string& word) {
 
 ServedModel served(const std::string& word, const Words& keys) {
   const bool config = word.ends_with(".yml") || std::filesystem::exists(std::filesystem::path(word) / "config.yml");
-  Words words = {config ? config_file(word) : "pretrained_model_name_or_path=" + word};
-  words.insert(words.end(), keys.begin(), keys.end());
-  const GenerateRequest request = serve_request(config ? config_of("serve", words) : config_of_keys(words));
+  Words words = keys;
+  if (config) words.insert(words.begin(), config_file(word));
+  const GenerateRequest request =
+      serve_request(config ? config_of("serve", words) : config_of_keys(words_of_model(word, keys)));
   const GeneratePlan plan = plan_generate(request);
   return {name_of(word), plan.model, plan.pipeline, plan.items.at(0).sampling.request, request.lora_dir};
 }

@@ -74,6 +74,15 @@ std::string control_component(size_t i);
 std::string control_image_field(size_t i);
 std::string control_scale_field(size_t i);
 
+/// What is sampled from a model that no config describes. Values are those of diffusers' pipelines and of the models'
+/// published pages.
+struct SampleDefaults {
+  int64_t height = 1024, width = 1024;  // pixels
+  int64_t num_inference_steps = 50;
+  /// The key guidance_scale, or true_cfg_scale if that is the only factor of guidance.
+  double guidance_scale = 5;
+};
+
 struct FamilySpec {
   /// Denoiser components, from noisy to clean; usually one. A run's weights have the first one's name.
   std::vector<std::string> denoisers;
@@ -110,6 +119,7 @@ struct FamilySpec {
   /// SampleFacts::log_shift for a number of tokens of a sample and of steps; empty: none.
   std::function<double(int64_t tokens, int64_t steps)> log_shift = {};
   int64_t default_frames = 1;  // frames of media if no key sets them
+  SampleDefaults sample_defaults = {};
   /// For use_magcache: measured ratios, two for each step, with and without prompt; empty: not measured.
   std::function<std::vector<double>(const MediaSize&, bool images)> magcache_ratios = {};
   std::optional<ImageToImage> image_to_image = ImageToImage{};  // absent: samples begin with noise only

@@ -61,6 +61,8 @@ FamilySpec flux_spec(const ModelFolder& folder) {
       .true_guidance = true,
       .patch = kLatentPatch,
       .even_flow_steps = true,
+      .sample_defaults = transformer.guidance_embeds ? SampleDefaults{.num_inference_steps = 28, .guidance_scale = 3.5}
+                                                     : SampleDefaults{.num_inference_steps = 4, .guidance_scale = 0},
       .magcache_ratios = [transformer](const MediaSize&, bool) { return magcache_ratios(transformer); },
       .image_to_image = ImageToImage{.strength = 0.6, .inpaint_strength = 0.6, .runs_begun_steps = true},
       .blocks = "transformer_blocks",

@@ -55,6 +55,7 @@ FamilySpec flux2_spec(const ModelFolder& folder) {
       .unguided_only = folder.option("is_distilled", false),
       .even_flow_steps = true,
       .log_shift = empirical_shift,
+      .sample_defaults = {.num_inference_steps = folder.option("is_distilled", false) ? 4 : 50, .guidance_scale = 4},
       .image_to_image = ImageToImage{.inpaint_strength = 0.8, .runs_begun_steps = true, .mask_of_middle = true},
       .blocks = "transformer_blocks",
       .block_count = transformer.num_layers,

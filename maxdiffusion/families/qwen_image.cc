@@ -88,6 +88,7 @@ FamilySpec qwen_image_spec(const ModelFolder& folder) {
       .after_guidance = with_norms,
       .patch = kLatentPatch,
       .even_flow_steps = true,
+      .sample_defaults = {.guidance_scale = 4},
       .image_to_image = ImageToImage{.strength = 0.6, .inpaint_strength = 0.6, .runs_begun_steps = true},
       .blocks = "transformer_blocks",
       .block_count = transformer.num_layers,

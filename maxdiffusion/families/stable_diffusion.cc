@@ -178,6 +178,17 @@ TextEncoderSpec text_encoder_spec(const ModelFolder& folder, const std::string& 
           .placeholders = placeholders};
 }
 
+SampleDefaults sample_defaults(const UNetConfig& unet, const Autoencoder& vae, bool xl,
+                               const nlohmann::json& scheduler) {
+  const int64_t side = unet.sample_size * vae.downscale;
+  SampleDefaults d{.height = side, .width = side, .num_inference_steps = 50, .guidance_scale = xl ? 5 : 7.5};
+  // SD-Turbo and SDXL-Turbo are known by their sampler.
+  if (scheduler.value("_class_name", "") == "EulerAncestralDiscreteScheduler" &&
+      scheduler.value("timestep_spacing", "") == "trailing")
+    d = {.height = 512, .width = 512, .num_inference_steps = 4, .guidance_scale = 0};
+  return d;
+}
+
 FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
   const auto& unet = folder.config<UNetConfig>(kUNet);
   const std::shared_ptr<const Autoencoder> vae = folder.autoencoder(kVae);
@@ -201,6 +212,7 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
       .conditioning = {{kPrompt, {DType::f32, {length, unet.cross_attention_dim.front()}}}},
       .zero_empty_prompt = (two || refines) && folder.option("force_zeros_for_empty_prompt", true),
       .training_patch = int64_t{1} << (unet.block_out_channels.size() - 1),
+      .sample_defaults = sample_defaults(unet, *vae, two || refines, scheduler),
       .image_to_image = two || refines ? ImageToImage{.strength = 0.3, .inpaint_strength = 0.9999} : ImageToImage{},
       .self_attentions = self_attentions(unet),
       .up_layers = unet.up_layers(),

@@ -51,6 +51,7 @@ FamilySpec wan_spec(const ModelFolder& folder) {
       .patch = std::max(transformer.patch_size[1], transformer.patch_size[2]),
       .frame_patch = transformer.patch_size[0],
       .default_frames = 1 + 20 * vae->frame_scale,
+      .sample_defaults = {.height = 480, .width = 832},
       .magcache_ratios =
           [transformer, two](const MediaSize& size, bool images) {
             return wan_magcache_ratios(transformer, {.two_transformers = two, .image = images, .height = size.height});

@@ -3,6 +3,7 @@
 // 2025; details as in diffusers' pipeline.
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/round_up.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/models/decoder_transformer.h"
@@ -23,6 +24,8 @@ FamilySpec z_image_spec(const ModelFolder& folder) {
   const std::shared_ptr<const Autoencoder> vae = folder.autoencoder("vae");
   const auto& qwen3 = folder.config<Qwen3Config>(kEncoder);
   const auto length = folder.option<int64_t>("max_sequence_length", 512);
+  // Z-Image-Turbo is known by its shift, 3; Z-Image's is 6.
+  const bool turbo = parse_json(folder.scheduler_config()).value("shift", 6.0) < 4;
   FamilySpec spec = {
       .denoisers = {kTransformer},
       .autoencoder = vae,
@@ -38,6 +41,7 @@ FamilySpec z_image_spec(const ModelFolder& folder) {
       .unguided = 0,
       .patch = ZImageTransformerConfig::kPatch,
       .even_flow_steps = true,
+      .sample_defaults = turbo ? SampleDefaults{.num_inference_steps = 9, .guidance_scale = 0} : SampleDefaults{},
       .image_to_image = ImageToImage{.strength = 0.6, .runs_begun_steps = true},
       .blocks = "layers",
       .block_count = transformer.n_layers,

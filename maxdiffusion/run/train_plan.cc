@@ -36,7 +36,8 @@ DenoiseTask plan_task(const DataKeys& d, const LearningKeys& l, const ModelFolde
                       const std::shared_ptr<const Family>& family, DataMode mode, const DeviceCounts& counts) {
   DenoiseTask t;
   t.family = family;
-  t.process = make_process(training_config(folder.scheduler_config(), l.scheduler), l.process);
+  const nlohmann::json noise_config = training_config(folder.scheduler_config(), l.scheduler);
+  t.process = make_process(noise_config, l.process);
   t.images = family->required_images() > 0;
   t.references = std::ssize(d.source.reference_columns());
   const DenoiseKeys& k = d.denoise;
@@ -66,6 +67,14 @@ DenoiseTask plan_task(const DataKeys& d, const LearningKeys& l, const ModelFolde
     t.media = latents_input();
     t.noise = recorded_noise_input();
     t.sizes = true;
+  }
+  if (k.contrastive_flow_matching) {
+    const std::string predicted = noise_config.value("prediction_type", "epsilon");
+    check(is_flow_matching(noise_config) || predicted == "v_prediction", Code::invalid_config,
+          "contrastive_flow_matching is true, but this model predicts '{}'; expected a flow-matching model or "
+          "v_prediction",
+          predicted);
+    t.contrast = k.cfm_lambda;
   }
   return t;
 }

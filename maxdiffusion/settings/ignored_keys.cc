@@ -321,6 +321,7 @@ const std::vector<Rule>& rules() {
        RULE(unless((s.c.denoise.loss_type == "huber" || s.c.denoise.loss_type == "smooth_l1") &&
                        s.c.denoise.huber_schedule != "snr",
                    "only loss_type=huber and smooth_l1 with huber_schedule=constant or exponential read it"))},
+      {{"cfm_lambda"}, unless_set("contrastive_flow_matching", "contrastive_flow_matching is false")},
       {{"multires_noise_discount"},
        RULE(unless(s.c.denoise.multires_noise_iterations > 0, "only multires_noise_iterations reads it"))},
 

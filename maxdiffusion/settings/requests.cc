@@ -83,6 +83,8 @@ std::optional<SamplePlan> samples_of(const RunConfig& c, const SamplingRequest& 
   return SamplePlan{k.sample_every, k.enable_generate_video_for_eval, k.enable_ssim, sampling};
 }
 
+}  // namespace
+
 RunSearch run_search(const RunConfig& c) {
   RunSearch s{.model = c.model,
               .file = c.file,
@@ -95,8 +97,6 @@ RunSearch run_search(const RunConfig& c) {
   if (c.lora.train_lora) s.untrained.emplace_back("train_lora");
   return s;
 }
-
-}  // namespace
 
 TrainingRequest training_request(const RunConfig& c, bool joins) {
   if (joins) join_processes(c.hardware.hardware == "tpu");

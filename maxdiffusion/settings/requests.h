@@ -95,6 +95,7 @@ struct RunSearch {
   std::vector<std::string> untrained;     // set keys that make weights random until they are trained
   std::set<std::string> on_command_line;  // keys
 };
+RunSearch run_search(const RunConfig& config);
 /// Samples that are generated together: all prompts of the keys, or those of one line of prompt_file.
 struct GenerateItem {
   SamplingRequest sampling;

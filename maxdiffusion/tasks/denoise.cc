@@ -135,6 +135,17 @@ Tensor DenoiseTask::sample_losses(const Models& models, const Feed& feed, Rng rn
   };
   const Tensor prediction = family->predict(with_expert, noisy, sized->model_timestep(random.t), conditioning, {});
   Tensor error = distance.of(sized->target(x0, random.noise, random.t) - prediction, random.t, *sized);
+  if (contrast > 0) {
+    const int64_t n = x0.dim(0);
+    check(n > 1, Code::invalid_config,
+          "contrastive_flow_matching is true, but a batch has 1 sample; expected 2 or more (per_device_batch_size, "
+          "gradient_accumulation_steps)");
+    const auto before = [n](Tensor x) {
+      return concatenate({slice_axis(x, 0, n - 1, n), slice_axis(x, 0, 0, n - 1)}, 0);
+    };
+    const Tensor other = sized->target(before(x0), before(random.noise), random.t);
+    error = error - square(other - prediction) * contrast;
+  }
   if (masked) error = error * all.at("mask");
   Axes axes;
   for (int64_t i = 1; i < error.rank(); ++i) axes.push_back(i);
@@ -151,6 +162,7 @@ std::optional<TimedLosses> DenoiseTask::timed_losses(const HostArrays& samples) 
   plain.caption_dropout = 0;
   plain.prior_loss_weight.reset();
   plain.distance = {};
+  plain.contrast = 0;
   plain.process = process->unweighted();
   return TimedLosses{
       plain.batch(), process->num_train_timesteps(),

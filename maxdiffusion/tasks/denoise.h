@@ -2,7 +2,8 @@
 // and captions, or encodings of them, or everything including the random numbers of a recorded run.
 // m is 1, or with `masked` the mask at the latents' size, equal for all channels. The mean is over all elements, masked
 // ones included, so that masks make the loss smaller, as in kohya's sd-scripts (apply_masked_loss). Sources: Ho et al.
-// 2020 (DDPM); Rombach et al. 2022; Podell et al. 2023 (micro-conditioning); Ruiz et al. 2022 (DreamBooth).
+// 2020 (DDPM); Rombach et al. 2022; Podell et al. 2023 (micro-conditioning); Ruiz et al. 2022 (DreamBooth); Stoica et
+// al. 2025 (contrastive flow matching).
 #pragma once
 
 #include <memory>
@@ -28,10 +29,11 @@ struct Distance {
 /// Keys of the denoising objective, except those of the noise (schedulers/process.h).
 struct DenoiseKeys {
   double noise_offset = 0, input_perturbation = 0, caption_dropout = 0, multires_noise_discount = 0.3;
-  double huber_c = 0.1, huber_scale = 1;
+  double huber_c = 0.1, huber_scale = 1, cfm_lambda = 0.05;
   int64_t multires_noise_iterations = 0;
   std::string loss_type = "l2", huber_schedule = "snr";
   bool train_text_encoder = false, cache_latents_text_encoder_outputs = true, masked_loss = false;
+  bool contrastive_flow_matching = false;
   std::string replay_batches;
   template <class V>
   void visit(V&& v) {
@@ -53,6 +55,11 @@ struct DenoiseKeys {
       one_of({"constant", "exponential", "snr"}));
     v("huber_scale", huber_scale, "factor of the threshold with huber_schedule=constant and exponential",
       at_least(above(0)));
+    v("contrastive_flow_matching", contrastive_flow_matching,
+      "subtract cfm_lambda times the squared distance of the prediction from the target of the sample before it in the "
+      "batch; flow matching and v prediction");
+    v("cfm_lambda", cfm_lambda, "contrastive_flow_matching: weight of the distance that is subtracted",
+      in_range(above(0), below(1)));
     v("caption_dropout", caption_dropout, "probability of training with the empty caption", in_range(0, below(1)));
     v("train_text_encoder", train_text_encoder, "train the text encoder as well (models with one)");
     v("cache_latents_text_encoder_outputs", cache_latents_text_encoder_outputs,
@@ -79,6 +86,9 @@ struct DenoiseTask : Task {
   double guidance = 1;  // see FamilySpec::embedded_guidance
   bool masked = false;  // every batch has masks
   Distance distance = {};
+  /// Factor of the squared distance from the target of the sample before it in the batch, which is subtracted from the
+  /// loss of a sample (the first: of the last). Needs a process whose target is a velocity.
+  double contrast = 0;
   bool sizes = false;       // every batch has FamilySpec::size_conditioning
   bool images = false;      // every batch has ImageConditioning::fields
   int64_t references = 0;   // number of reference images in every batch, each of the sample's size

@@ -7,7 +7,7 @@
 #include <set>
 
 #include "maxdiffusion/base/parse_json.h"
-#include "maxdiffusion/media/image.h"
+#include "maxdiffusion/media/decode_image.h"
 #include "tests/cli/command.h"
 #include "tests/tiny_run.h"
 
@@ -141,8 +141,47 @@ TEST_F(Generate, IsRefusedWithoutACheckpointOfTheRunThatIsMeant) {
   o = generate(t / "runs");
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "'" + (t / "runs") + "' is a folder without config.yml")) << o.err;
-  o = generate(kModel);
-  EXPECT_TRUE(contains(o.err, "pretrained_model_name_or_path=" + kModel)) << o.err;
+}
+
+TEST_F(Generate, TakesAModelInPlaceOfAConfig) {
+  const std::string usual = "as is usual for this model: ";
+  Outcome o = generate(kModel, {"prompt=heart", "output_dir=" + (t / "plain"), "sample_seed=3", kQuick});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, usual + "resolution=16 num_inference_steps=50 guidance_scale=7.5\n")) << o.err;
+  EXPECT_EQ(names_in("plain"), Names{"image_0.png"});
+  // The same from a config with these keys, and from the image itself.
+  write_file_atomic(
+      t / "same.yml",
+      "resolution: 16\nnum_inference_steps: 50\nguidance_scale: 7.5\npretrained_model_name_or_path: " + kModel + "\n");
+  o = generate(t / "same.yml", {"prompt=heart", "output_dir=" + (t / "same"), "sample_seed=3", kQuick});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(decode_image(t / "same/image_0.png").to_doubles(), decode_image(t / "plain/image_0.png").to_doubles());
+  o = generate(t / "plain/image_0.png", {"output_dir=" + (t / "again"), kQuick});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(decode_image(t / "again/image_0.png").to_doubles(), decode_image(t / "plain/image_0.png").to_doubles());
+
+  o = generate(kModel, {"prompt=heart", "output_dir=" + (t / "own"), "height=32", "width=16", "num_inference_steps=1",
+                        "do_classifier_free_guidance=false", kQuick});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_FALSE(contains(o.err, usual)) << o.err;
+  EXPECT_EQ(decode_image(t / "own/image_0.png").dims(), (Dims{32, 16, 3}));
+  // The sample has the size of the image that it begins with.
+  o = generate(kModel, {"prompt=heart", "image=" + (t / "own/image_0.png"), "output_dir=" + (t / "from"),
+                        "num_inference_steps=2", kQuick});
+  ASSERT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(decode_image(t / "from/image_0.png").dims(), (Dims{32, 16, 3}));
+  // A checkpoint is a model.
+  EXPECT_EQ(
+      generate(run + "/checkpoints/3", {"prompt=heart", "output_dir=" + (t / "of"), "num_inference_steps=1", kQuick})
+          .status,
+      0);
+  // What is neither.
+  o = generate("nobody/nothing", {"prompt=heart"});
+  EXPECT_EQ(o.status, 4) << o.err;
+  EXPECT_TRUE(contains(o.err, "nobody/nothing")) << o.err;
+  o = generate(t / "runs/mien", {"prompt=heart"});
+  EXPECT_EQ(o.status, 2) << o.err;
+  EXPECT_TRUE(contains(o.err, "cannot read " + (t / "runs/mien"))) << o.err;
 }
 
 TEST_F(Generate, NeverSamplesWithRandomWeights) {

@@ -50,6 +50,42 @@ ModelFolder tiny_folder(const std::string& pipeline) {
   throw Error(Code::invalid_config, pipeline + " has no tiny folder in this test");
 }
 
+/// Sizes, steps and guidance of diffusers' pipelines, or of the model's page where the pipeline serves several models.
+TEST(FamilySpec, SampleDefaultsAreThoseOfThePublishedPipelines) {
+  using Json = nlohmann::json;
+  const auto expect = [](const std::string& folder, const Json& scheduler, int64_t height, int64_t width, int64_t steps,
+                         double guidance) {
+    std::map<std::string, std::string> files = ModelFolder::open(MD_SOURCE_DIR "/tests/golden/" + folder).files();
+    Json config = parse_json(files.at("scheduler/scheduler_config.json"));
+    config.update(scheduler);
+    files["scheduler/scheduler_config.json"] = config.dump();
+    Json index = parse_json(files.at("model_index.json"));
+    index["scheduler"][1] = config["_class_name"];
+    files["model_index.json"] = index.dump();
+    ModelFolder tiny = ModelFolder::from_texts(files);
+    tiny.set_option("text_encoder_out_layers", std::vector<int64_t>{1, 2, 3});
+    const SampleDefaults d = make_family(tiny)->spec().sample_defaults;
+    EXPECT_EQ(d.height, height) << folder;
+    EXPECT_EQ(d.width, width) << folder;
+    EXPECT_EQ(d.num_inference_steps, steps) << folder;
+    EXPECT_EQ(d.guidance_scale, guidance) << folder;
+  };
+  const Json same = Json::object();
+  const Json turbo = {{"_class_name", "EulerAncestralDiscreteScheduler"}, {"timestep_spacing", "trailing"}};
+  expect("pipelines/sd", same, 16, 16, 50, 7.5);  // sample_size 8, twice as large in pixels
+  expect("pipelines/sdxl", same, 16, 16, 50, 5);
+  expect("pipelines/sdxl", turbo, 512, 512, 4, 0);
+  expect("flux/dev", same, 1024, 1024, 28, 3.5);
+  expect("flux/schnell", same, 1024, 1024, 4, 0);
+  expect("wan/t2v", same, 480, 832, 50, 5);
+  expect("zimage/base", same, 1024, 1024, 50, 5);
+  expect("zimage/base", {{"shift", 3.0}}, 1024, 1024, 9, 0);
+  expect("flux2/base", same, 1024, 1024, 50, 4);
+  expect("flux2/distilled", same, 1024, 1024, 4, 4);
+  expect("qwenimage/base", same, 1024, 1024, 50, 4);
+  expect("qwenimage_edit/plus", same, 1024, 1024, 50, 4);
+}
+
 TEST(FamilySpec, OfEveryPipelineIsWhatItsFunctionsTakeAndReturn) {
   constexpr int64_t kBatch = 2;
   add_toy_family();

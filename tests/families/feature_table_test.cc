@@ -127,7 +127,7 @@ std::string samplers_of(bool flow) {
 }
 
 std::string table() {
-  std::string head = "| |", line = "| --- |", samplers = "| [samplers](sample.md#samplers), of diffusers' classes |";
+  std::string head = "| |", line = "| --- |", samplers = "| [samplers](sample.md#samplers), classes |";
   std::vector<std::string> rows;
   for (const Feature& f : features()) rows.push_back("| " + f.title + " |");
   for (const Column& c : columns()) {

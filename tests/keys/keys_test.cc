@@ -511,6 +511,8 @@ const std::vector<Row>& rows() {
       {"huber_c", "0.5", Kind::images, {"loss_type=huber"}},
       {"huber_schedule", "constant", Kind::images, {"loss_type=smooth_l1"}},
       {"huber_scale", "0.5", Kind::images, {"loss_type=huber", "huber_schedule=exponential"}},
+      {"contrastive_flow_matching", "true", Kind::images, {"prediction_type=v_prediction"}},
+      {"cfm_lambda", "0.5", Kind::images, {"prediction_type=v_prediction", "contrastive_flow_matching=true"}},
       {"caption_dropout", "0.5"},
       {"train_text_encoder", "true", Kind::images, {"cache_latents_text_encoder_outputs=false"}},
       {"cache_latents_text_encoder_outputs", "false"},

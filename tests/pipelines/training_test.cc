@@ -116,6 +116,7 @@ INSTANTIATE_TEST_SUITE_P(
     Goldens, Training,
     testing::Values(Run{"sdxl", "sdxl"}, Run{"sdxl_clipped", "sdxl_clipped"}, Run{"sd_v_snr", "sd_v_snr"},
                     Run{"sd_sample", "sd_sample"}, Run{"sd2", "sd2"}, Run{"wan", "wan"},
+                    Run{"sd2_contrastive", "sd2_contrastive"}, Run{"wan_contrastive", "wan_contrastive"},
                     Run{"wan_unweighted", "wan_unweighted"}, Run{"wan_image", "wan_image"}, Run{"wan_low", "wan_low"},
                     Run{"flux_dev", "flux_dev"}, Run{"flux_schnell", "flux_schnell"}, Run{"flux2", "flux2"},
                     Run{"flux2_scanned", "flux2", {"scan_layers=true"}}, Run{"z_image", "z_image"},

@@ -55,6 +55,9 @@ CASES = {
     # The prediction type is the folder's.
     "sd2": ("sd2", "v_prediction", None, "constant", 0, 1.0, None,
             ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
+    "sd2_contrastive": ("sd2", "v_prediction", None, "constant", 0, 1.0, None,
+                        ["lr_scheduler=constant", "warmup_steps_fraction=0", "contrastive_flow_matching=true",
+                         "cfm_lambda=0.2"]),
 }
 BATCHES = {"sd2": "sd", "dev": "flux", "schnell": "flux", "base": "zimage", "distilled": "flux2"}  # batches of another folder
 # Flow matching; name: (folder, component, shift of the grid of weights or None, words)
@@ -62,6 +65,8 @@ FLOWS = {
     "wan": ("t2v", "transformer", 3.0, ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
     "wan_unweighted": ("t2v", "transformer", None, ["lr_scheduler=constant", "warmup_steps_fraction=0",
                                                     "disable_training_weights=true"]),
+    "wan_contrastive": ("t2v", "transformer", 3.0, ["lr_scheduler=constant", "warmup_steps_fraction=0",
+                                                    "contrastive_flow_matching=true"]),
     "wan_image": ("i2v", "transformer", 3.0, ["lr_scheduler=constant", "warmup_steps_fraction=0"]),
     "wan_low": ("a14b", "transformer_2", 5.0, ["lr_scheduler=constant", "warmup_steps_fraction=0", "train_expert=low",
                                                "train_flow_shift=5", "timestep_lookup=reference_table"]),
@@ -312,6 +317,8 @@ def train_flow(case, data, dtype):
         with kept_precision():
             out = model(x, t, b["encoder_hidden_states"], b.get("image_embeds")).sample
         per_sample = ((eps - latents - out) ** 2).mean(dim=(1, 2, 3, 4))
+        if "contrastive_flow_matching=true" in FLOWS[case][-1]:
+            per_sample = per_sample - 0.05 * (((eps - latents).roll(1, 0) - out) ** 2).mean(dim=(1, 2, 3, 4))
         if shift:
             grid, weights = bell(shift, dtype)
             per_sample = per_sample * weights[(grid[None] - t[:, None]).abs().argmin(1)]
@@ -371,6 +378,9 @@ def train(case, data, dtype, disturbed=None):
                    added_cond_kwargs=added or None).sample
         target = {"epsilon": eps, "v_prediction": noise.get_velocity(latents, eps, t), "sample": latents}[prediction]
         per_sample = ((out - target) ** 2).mean(dim=(1, 2, 3))
+        if "contrastive_flow_matching=true" in words:
+            other = noise.get_velocity(latents.roll(1, 0), eps.roll(1, 0), t)
+            per_sample = per_sample - 0.2 * ((out - other) ** 2).mean(dim=(1, 2, 3))
         if gamma:
             snr = compute_snr(noise, t)
             weight = torch.minimum(snr, torch.full_like(snr, gamma))
