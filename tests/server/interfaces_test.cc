@@ -98,14 +98,14 @@ TEST_F(Interfaces, OpenAiGenerationsAreTheCommandsImages) {
   EXPECT_TRUE(contains(image.head, "Content-Type: image/png"));
   EXPECT_TRUE(from_parameters(image.body) ==
               image_of_command({"prompt=a <lora:style:0.5> blue dog", "lora_dir=" + (*folder / "loras"), "width=24",
-                                "sample_seed=1"},
+                                "sample_seed=1", "guidance_scale=5"},
                                kSdxl));
   // Without the LoRA again.
   a = server->post(
       "/v1/images/generations",
       {{"prompt", "a  blue dog"}, {"model", "sdxl"}, {"size", "24x16"}, {"seed", 1}, {"response_format", "b64_json"}});
   EXPECT_TRUE(from_parameters(*from_base64(a.value()["data"][0]["b64_json"].get<std::string>())) ==
-              image_of_command({"prompt=a  blue dog", "width=24", "sample_seed=1"}, kSdxl));
+              image_of_command({"prompt=a  blue dog", "width=24", "sample_seed=1", "guidance_scale=5"}, kSdxl));
 }
 
 TEST_F(Interfaces, OpenAiEditsBeginWithTheImageAndReplaceWhatTheMaskShows) {
@@ -153,7 +153,7 @@ TEST_F(Interfaces, OpenAiErrorsHaveItsForm) {
   refused({{"prompt", "x"}, {"size", "big"}}, "size is 'big'; expected WIDTHxHEIGHT");
   refused({{"prompt", "x"}, {"num_inference_steps", 21}}, "num_inference_steps is 21; expected 1 to 20");
   refused({{"prompt", "x"}, {"model", "../sd"}}, "model is '../sd'; expected one of: sd");
-  refused({{"prompt", "x"}, {"scheduler", "restart"}}, "restart");
+  refused({{"prompt", "x"}, {"scheduler", "dpmpp_sde"}}, "dpmpp_sde");
   refused({{"prompt", "x"}, {"scheduler", "eulerr"}}, "expected one of: euler, ");
   refused({{"prompt", "x"}, {"guidance_scale", "high"}}, "guidance_scale");
   refused({{"prompt", std::string(9000, 'x')}}, "prompt has 9000 bytes; expected at most 8192");
