@@ -5,6 +5,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/families/clip_encoder.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/flux_transformer.h"
@@ -45,11 +46,7 @@ FamilySpec flux_spec(const ModelFolder& folder) {
   FamilySpec spec = {
       .denoisers = {kTransformer},
       .autoencoder = vae,
-      .text_encoders = {{.component = kClip,
-                         .tokenizer = folder.tokenizer("tokenizer"),
-                         .ids = kIds,
-                         .max_tokens = clip.max_position_embeddings,
-                         .pooled = true},
+      .text_encoders = {clip_encoder_spec(folder, kClip, "tokenizer"),
                         {.component = kT5,
                          .tokenizer = folder.tokenizer("tokenizer_2"),
                          .ids = kIds2,
@@ -76,6 +73,7 @@ FamilySpec flux_spec(const ModelFolder& folder) {
       .single_file = {.prefixes = {{kTransformer, ""}}},
       .records = flux_records(),
       .reference = reference_conventions(folder)};
+  spec.text_encoders[0].ids = kIds, spec.text_encoders[0].pooled = true;
   const int64_t packed_channels = vae->channels * kLatentPatch * kLatentPatch;
   // FLUX.1 Fill sees the masked image and the mask's pixels.
   const int64_t filling = (2 * vae->channels + vae->downscale * vae->downscale) * kLatentPatch * kLatentPatch;
@@ -104,7 +102,7 @@ class Flux final : public Family {
   explicit Flux(const ModelFolder& folder)
       : Family(flux_spec(folder)),
         transformer_(folder.config<FluxTransformerConfig>(kTransformer)),
-        clip_(folder.config<ClipTextConfig>(kClip)),
+        clip_(clip_config(folder, spec().text_encoders[0])),
         t5_(folder.config<T5Config>(kT5)) {}
 
   /// T5 attends to the padding, as in these models' training. Only the pooled last layer of CLIP is used, so clip_skip

@@ -8,10 +8,10 @@
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/families/clip_encoder.h"
 #include "maxdiffusion/families/family.h"
 #include "maxdiffusion/media/image_processor.h"
 #include "maxdiffusion/media/resize.h"
-#include "maxdiffusion/models/clip_text.h"
 #include "maxdiffusion/models/clip_vision.h"
 #include "maxdiffusion/models/controlnet.h"
 #include "maxdiffusion/models/ip_adapter.h"
@@ -166,18 +166,6 @@ std::vector<std::string> self_attentions(const UNetConfig& c) {
   return all;
 }
 
-/// Of a CLIP text encoder, with the learned embeddings of the folder.
-TextEncoderSpec text_encoder_spec(const ModelFolder& folder, const std::string& component,
-                                  const std::string& tokenizer) {
-  const auto& clip = folder.config<ClipTextConfig>(component);
-  const std::vector<Placeholder> placeholders = folder.placeholders(component);
-  return {.component = component,
-          .tokenizer = with_placeholders(folder.tokenizer(tokenizer), placeholders, clip.vocab_size),
-          .max_tokens = clip.max_position_embeddings,
-          .embedding_width = clip.hidden_size,
-          .placeholders = placeholders};
-}
-
 SampleDefaults sample_defaults(const UNetConfig& unet, const Autoencoder& vae, bool xl,
                                const nlohmann::json& scheduler) {
   const int64_t side = unet.sample_size * vae.downscale;
@@ -208,7 +196,7 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
   FamilySpec spec = {
       .denoisers = {kUNet},
       .autoencoder = vae,
-      .text_encoders = {text_encoder_spec(folder, refines ? kText2 : kText, refines ? "tokenizer_2" : "tokenizer")},
+      .text_encoders = {clip_encoder_spec(folder, refines ? kText2 : kText, refines ? "tokenizer_2" : "tokenizer")},
       .conditioning = {{kPrompt, {DType::f32, {length, unet.cross_attention_dim.front()}}}},
       .zero_empty_prompt = (two || refines) && folder.option("force_zeros_for_empty_prompt", true),
       .training_patch = int64_t{1} << (unet.block_out_channels.size() - 1),
@@ -223,7 +211,7 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
   spec.lora.kohya_version = open_clip ? "sd_v2" : "sd_v1";
   if (scheduler.value("prediction_type", nlohmann::json()) == "v_prediction") spec.lora.kohya_version += "_v";
   if (two) {
-    spec.text_encoders.push_back(text_encoder_spec(folder, kText2, "tokenizer_2"));
+    spec.text_encoders.push_back(clip_encoder_spec(folder, kText2, "tokenizer_2"));
     spec.text_encoders.back().ids = "ids_2";
     spec.text_encoders.back().max_tokens = length;
     spec.text_encoders.back().second_prompt = true;
@@ -259,10 +247,7 @@ class StableDiffusion final : public Family {
  public:
   explicit StableDiffusion(const ModelFolder& folder)
       : Family(stable_diffusion_spec(folder)), unet_(folder.config<UNetConfig>(kUNet)) {
-    for (const TextEncoderSpec& e : spec().text_encoders) {
-      texts_.push_back(folder.config<ClipTextConfig>(e.component));
-      texts_.back().added_tokens = ids_of(e.placeholders);
-    }
+    for (const TextEncoderSpec& e : spec().text_encoders) texts_.push_back(clip_config(folder, e));
     for (const std::string& component : spec().controlnets)
       controls_.push_back(folder.config<ControlNetConfig>(component));
     for (const auto& adapter : spec().image_adapters)
