@@ -290,9 +290,8 @@ void generate_into(const std::string& folder, const std::string& place, const Ge
   make_folders(folder);
   Work work{plan, folder, plan.as_reference ? std::set<std::string>() : names_in(place)};
   for (Items rest = plan.items; !rest.empty();) {
-    const auto other = std::ranges::find_if(rest, [&](const GenerateItem& item) {
-      return item.lora.lora_files != rest[0].lora.lora_files || item.lora.lora_scales != rest[0].lora.lora_scales;
-    });
+    const auto other = std::ranges::find_if(
+        rest, [&](const GenerateItem& item) { return text_of_files(item.lora) != text_of_files(rest[0].lora); });
     const auto n = static_cast<size_t>(other - rest.begin());
     generate_with_one_pipeline(rest.first(n), rest.size() == plan.items.size(), work);
     rest = rest.subspan(n);

@@ -164,6 +164,9 @@ Source open_source(const std::string& from, const ConvertKeys& k, const std::opt
   const auto family = make_family(folder);
   s.single_file = family->spec().single_file;
   if (loras) s.loras = read_loras(*loras, folder, *family);
+  for (const ScaledLora& lora : s.loras)
+    check(lora.steps.is_whole(), Code::invalid_config,
+          "lora_steps is given; expected none: merged weights are the same in all steps");
   s.texts = folder.files();
   s.texts.merge(folder.tokenizer_files());
   for (const auto& [name, component] : folder.components())

@@ -49,6 +49,7 @@ struct LoraSpec {
   bool original_names = false;     // files for other programs have the original program's names (ComfyUI's layout), or
                                    // else the published ones (kohya's)
   std::string kohya_version = {};  // the model's name in kohya's metadata: "sd_v1"; empty: unknown to kohya
+  bool ends_are_blocks = false;    // LoraBlocks: with_ends
 };
 
 /// A file that holds several models in the original program's layout.

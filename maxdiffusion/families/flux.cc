@@ -69,7 +69,8 @@ FamilySpec flux_spec(const ModelFolder& folder) {
       .lora = {.targets = {"attn.to_q", "attn.to_k", "attn.to_v", "attn.to_out.0", "attn.add_q_proj", "attn.add_k_proj",
                            "attn.add_v_proj", "attn.to_add_out", "ff.net.0.proj", "ff.net.2", "ff_context.net.0.proj",
                            "ff_context.net.2"},
-               .kohya_version = "flux1"},
+               .kohya_version = "flux1",
+               .ends_are_blocks = true},
       .single_file = {.prefixes = {{kTransformer, ""}}},
       .records = flux_records(),
       .reference = reference_conventions(folder)};

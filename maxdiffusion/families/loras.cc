@@ -1,9 +1,13 @@
 #include "maxdiffusion/families/loras.h"
 
+#include <algorithm>
+#include <optional>
+
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/checksums.h"
+#include "maxdiffusion/lora/lora_blocks.h"
 
 namespace md {
 
@@ -36,12 +40,28 @@ std::vector<ScaledLora> read_loras(const LoraKeys& keys, const ModelFolder& fold
   std::vector<ScaledLora> loras;
   if (chosen.empty()) return loras;
   const LoraTargets targets = lora_targets(folder, family);
+  std::optional<LoraBlocks> blocks;
   const std::vector<std::string> denoisers = family.spec().denoisers;
   for (const LoraChoice& l : chosen) {
     check(!l.denoiser || *l.denoiser < denoisers.size(), Code::invalid_config,
           "lora_config: '{}' is for a second denoiser; this model has one", l.path);
-    loras.push_back({read_lora(l.path, targets, l.denoiser ? denoisers[*l.denoiser] : ""), l.scale});
-    log_info("LoRA {} with scale {}: {}", l.path, l.scale, summary(loras.back().file));
+    ScaledLora& lora = loras.emplace_back(
+        ScaledLora{.file = read_lora(l.path, targets, l.denoiser ? denoisers[*l.denoiser] : ""), .scale = l.scale});
+    lora.steps = l.steps;
+    if (!l.block_weights.empty() || l.text_scale) {
+      const std::vector<std::string> text_encoders = family.spec().text_components();
+      if (!blocks)
+        blocks.emplace(folder.params(lora_components(family)), lora_names(folder, family), text_encoders,
+                       family.spec().lora.ends_are_blocks);
+      lora.scales = blocks->factors(l.block_weights.empty() ? "ALL" : l.block_weights);
+      for (auto& [component, factors] : lora.scales)
+        for (auto& [path, factor] : factors)
+          factor *= std::ranges::count(text_encoders, component) > 0 ? l.text_scale.value_or(l.scale) : l.scale;
+    }
+    log_info("LoRA {} with scale {}{}: {}", l.path, l.scale,
+             (l.text_scale ? fmt::format(", {} for the text encoders", *l.text_scale) : "") +
+                 (l.block_weights.empty() ? "" : ", by block " + l.block_weights),
+             summary(lora.file));
   }
   return loras;
 }

@@ -685,6 +685,14 @@ std::map<std::string, std::map<std::string, AdapterWeights>> LoraFile::others() 
   return without.all();
 }
 
+bool LoraFile::has(const std::string& component, const std::string& path) const {
+  const auto in = [&](const auto& all) {
+    const auto its = all.find(component);
+    return its != all.end() && its->second.contains(path);
+  };
+  return in(pairs) || in(differences) || in(adapters);
+}
+
 void LoraFile::erase(const std::string& component) {
   pairs.erase(component), differences.erase(component), adapters.erase(component);
 }

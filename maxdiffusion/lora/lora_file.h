@@ -37,6 +37,8 @@ struct LoraFile {
   std::map<std::string, std::map<std::string, AdapterWeights>> all() const;
   /// As all(), without those of kind lora.
   std::map<std::string, std::map<std::string, AdapterWeights>> others() const;
+  /// Whether it changes this weight.
+  bool has(const std::string& component, const std::string& path) const;
   void erase(const std::string& component);
 };
 

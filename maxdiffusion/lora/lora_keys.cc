@@ -58,7 +58,25 @@ std::string text(const char* name, const json& v) {
   return v.is_null() ? "" : v.get<std::string>();
 }
 
+/// Lists of numbers with commas, one for each of `files` files: those of a single file may be apart.
+std::vector<std::string> lists_of_files(const std::vector<std::string>& texts, size_t files) {
+  std::vector<std::string> out;
+  if (texts.empty()) return out;
+  const std::string all = fmt::format("{}", fmt::join(texts, files == 1 ? "," : ";"));
+  for (size_t at = 0, end = 0; end != all.npos; at = end + 1) {
+    end = all.find(';', at);
+    out.push_back(all.substr(at, end - at));
+  }
+  return out;
+}
+
 }  // namespace
+
+std::string text_of_files(const LoraKeys& k) {
+  return fmt::format("{}\n{}\n{}\n{}\n{}", fmt::join(k.lora_files, "\n"), fmt::join(k.lora_scales, " "),
+                     fmt::join(k.lora_text_scales, " "), fmt::join(k.lora_block_weights, ";"),
+                     fmt::join(k.lora_steps, ","));
+}
 
 std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
   LoraKeys keys = given_keys;
@@ -113,10 +131,28 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
   const std::vector<std::string> files = split_at_commas(keys.lora_files);
   check(keys.lora_scales.empty() || keys.lora_scales.size() == files.size(), Code::invalid_config,
         "lora_scales has {} entries, lora_files has {}", keys.lora_scales.size(), files.size());
-  for (size_t i = 0; i < files.size(); ++i)
-    out.push_back({file_of(files[i], ""), keys.lora_scales.empty() ? 1 : keys.lora_scales[i]});
+  check(keys.lora_text_scales.empty() || keys.lora_text_scales.size() == files.size(), Code::invalid_config,
+        "lora_text_scales has {} entries, lora_files has {}", keys.lora_text_scales.size(), files.size());
+  const auto each = [&](const char* key, const std::vector<std::string>& texts) {
+    check(texts.empty() || texts.size() == files.size(), Code::invalid_config, "{} has {} entries, lora_files has {}",
+          key, texts.size(), files.size());
+    return texts.empty() ? std::vector<std::string>(files.size()) : texts;
+  };
+  const auto weights = each("lora_block_weights", lists_of_files(keys.lora_block_weights, files.size())),
+             steps = each("lora_steps", split_at_commas(keys.lora_steps));
+  for (size_t i = 0; i < files.size(); ++i) {
+    const auto range = read_step_range(steps[i]);
+    check(range.has_value(), Code::invalid_config,
+          "lora_steps: '{}' is no range of steps; expected one, as in 5-10, 0.2-0.8, 10- or -10", steps[i]);
+    out.push_back({.path = file_of(files[i], ""),
+                   .scale = keys.lora_scales.empty() ? 1 : keys.lora_scales[i],
+                   .text_scale = keys.lora_text_scales.empty() ? std::nullopt : std::optional(keys.lora_text_scales[i]),
+                   .block_weights = weights[i],
+                   .steps = *range});
+  }
   for (const LoraChoice& c : out)
-    check(std::isfinite(c.scale), Code::invalid_config, "the scale of LoRA '{}' is {}", c.path, c.scale);
+    for (const double scale : {c.scale, c.text_scale.value_or(0)})
+      check(std::isfinite(scale), Code::invalid_config, "the scale of LoRA '{}' is {}", c.path, scale);
   return out;
 }
 

@@ -9,13 +9,15 @@
 
 #include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/base/key_values.h"
+#include "maxdiffusion/base/step_range.h"
 #include "maxdiffusion/lora/lora_scope.h"
 
 namespace md {
 
 struct LoraKeys {
   std::vector<std::string> lora_files, lora_target_modules;
-  std::vector<double> lora_scales;
+  std::vector<double> lora_scales, lora_text_scales;
+  std::vector<std::string> lora_block_weights, lora_steps;
   std::map<std::string, std::string> lora_config;
   std::string lora_init;
   bool enable_lora = true, train_lora = false;
@@ -72,6 +74,13 @@ struct LoraKeys {
     v("lora_files", lora_files, "LoRA files or folders added to the weights; a list, or one text with commas",
       KeyPath::input_or_word);
     v("lora_scales", lora_scales, "factor of each of lora_files; empty: 1");
+    v("lora_text_scales", lora_text_scales, "the same for the text encoders; empty: lora_scales");
+    v("lora_block_weights", lora_block_weights,
+      "factor of each block, as lbw= in prompts, such as 1,0,0,… or OUTALL; of several lora_files a list of texts, or "
+      "one with semicolons; empty: 1");
+    v("lora_steps", lora_steps,
+      "steps in which each of lora_files acts, the ends counted as in prompts: 5-10, 0.2-0.8, 10- (to the end), -10; a "
+      "list, or one text with commas; empty: all");
     v("lora_config", lora_config,
       "LoRA files as lists: lora_model_name_or_path, weight_name (with two denoisers: high_noise_weight_name, "
       "low_noise_weight_name), adapter_name, rank, scale, from_pt");
@@ -82,8 +91,13 @@ struct LoraKeys {
 struct LoraChoice {
   std::string path;  // of a .safetensors file
   double scale = 1;
-  std::optional<size_t> denoiser = {};  // index, from high noise to low noise; none: from the file, else the first
+  std::optional<size_t> denoiser = {};    // index, from high noise to low noise; none: from the file, else the first
+  std::optional<double> text_scale = {};  // of the text encoders; none: scale
+  std::string block_weights = {};         // LoraBlocks::scales
+  StepRange steps = {};
 };
+/// Names what lora_files and the lists next to it add: equal texts, equal files, scales and steps.
+std::string text_of_files(const LoraKeys& keys);
 /// The files to add, in order: those of lora_config, then lora_files. A folder means its
 /// pytorch_lora_weights.safetensors, a Hugging Face name its cached folder. Throws invalid_config for lists of
 /// different lengths, unknown fields, from_pt=false and pickled files; io if a path does not exist.

@@ -83,7 +83,14 @@ struct LoraSums::Rows {
   }
 };
 
-LoraSums::LoraSums(const std::vector<ScaledLora>& loras, const ParamTable& params) {
+double ScaledLora::scale_of(const std::string& component, const std::string& path) const {
+  const auto its = scales.find(component);
+  if (its == scales.end()) return scale;
+  const auto found = its->second.find(path);
+  return found == its->second.end() ? scale : found->second;
+}
+
+LoraSums::LoraSums(const std::vector<ScaledLora>& loras, const ParamTable& params, const LeftOut& left_out) {
   std::map<std::string, std::map<std::string, Dims>> weights;  // component → published path
   for (const Param& p : params.params())
     for (int64_t i = 0; i < std::max<int64_t>(p.stacked, 1); ++i)
@@ -97,24 +104,26 @@ LoraSums::LoraSums(const std::vector<ScaledLora>& loras, const ParamTable& param
     const auto weight = model->second.find(path);
     if (weight == model->second.end()) return;
     fits(weight->second, fmt::format("{} of {} in '{}'", path, component, file));
-    addends_[component][path].push_back(one);
+    if (one.factor != 0) addends_[component][path].push_back(one);
   };
-  for (const ScaledLora& lora : loras) {
+  for (size_t i = 0; i < loras.size(); ++i) {
+    if (!left_out.empty() && left_out[i]) continue;
+    const ScaledLora& lora = loras[i];
     for (const auto& [component, pairs] : lora.file.pairs)
       for (const auto& [path, pair] : pairs)
         plan(lora.file.name, component, path,
-             {&pair, nullptr, nullptr, lora.scale * pair.alpha / static_cast<double>(pair.rank())},
+             {&pair, nullptr, nullptr, lora.scale_of(component, path) * pair.alpha / static_cast<double>(pair.rank())},
              [&p = pair](const Dims& dims, const std::string& name) { check_fits(p, dims, name); });
     for (const auto& [component, arrays] : lora.file.differences)
       for (const auto& [path, array] : arrays)
-        plan(lora.file.name, component, path, {nullptr, &array, nullptr, lora.scale},
+        plan(lora.file.name, component, path, {nullptr, &array, nullptr, lora.scale_of(component, path)},
              [&a = array](const Dims& dims, const std::string& name) {
                check(a.dims() == dims, Code::io, "LoRA for {}: the difference is {}, the parameter {}", name,
                      to_string(a.dims()), to_string(dims));
              });
     for (const auto& [component, weights] : lora.file.adapters)
       for (const auto& [path, w] : weights)
-        plan(lora.file.name, component, path, {nullptr, nullptr, &w, lora.scale},
+        plan(lora.file.name, component, path, {nullptr, nullptr, &w, lora.scale_of(component, path)},
              [&a = w](const Dims& dims, const std::string& name) { a.kind->check_fits(a, dims, name); });
   }
 }
@@ -159,8 +168,9 @@ HostArray LoraSums::added(const std::string& component, const std::string& path,
   return sum;
 }
 
-void merge_loras(const std::vector<ScaledLora>& loras, const ParamTable& params, HostArrays& values) {
-  const LoraSums sums(loras, params);
+void merge_loras(const std::vector<ScaledLora>& loras, const ParamTable& params, HostArrays& values,
+                 const LeftOut& left_out) {
+  const LoraSums sums(loras, params, left_out);
   for (const Param& p : params.params()) {
     const auto model = sums.addends_.find(p.model);
     if (model == sums.addends_.end()) continue;

@@ -8,11 +8,13 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <span>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/encoders/prompt_schedule.h"
 #include "maxdiffusion/encoders/prompt_syntax.h"
 #include "maxdiffusion/pipelines/step_graphs.h"
 #include "maxdiffusion/schedulers/process.h"
@@ -92,21 +94,25 @@ std::map<std::string, std::string> missing_weights(const Graph& g, const ParamTa
   return missing;
 }
 
+HostArrays read_weights(const WeightsOf& weights, const ParamTable& params,
+                        const std::map<std::string, std::string>& missing) {
+  std::set<std::string> components;
+  for (const auto& [input, component] : missing) components.insert(component);
+  ParamTable some;  // parts of quantized parameters are read together
+  for (const Param& p : params.params())
+    if (missing.contains(p.input) || p.few_bits) some.add(p);
+  HostArrays read;
+  for (const std::string& component : components) read.merge(weights(some, component));
+  std::erase_if(read, [&](const auto& a) { return !missing.contains(a.first); });
+  return read;
+}
+
 /// Compiles a program; meanwhile reads the weights that `resident` lacks.
 std::shared_ptr<const Program> compile_with_weights(const Devices& devices, const WeightsOf& weights,
-                                                    const SampleOptions& o, const std::string& name, const Build& build,
-                                                    ResidentDenoiser& resident) {
-  Graph g(devices.graph_options(&devices.rules()));
-  const ParamTable params = params_of(g, build, o.scope);
+                                                    const SampleOptions& o, const std::string& name, Graph& g,
+                                                    const ParamTable& params, ResidentDenoiser& resident) {
   const std::map<std::string, std::string> missing = missing_weights(g, params, resident.weights);
-  auto values = std::async(std::launch::async, [&] {
-    std::set<std::string> components;
-    for (const auto& [input, component] : missing) components.insert(component);
-    HostArrays read;
-    for (const std::string& component : components) read.merge(weights(params, component));
-    std::erase_if(read, [&](const auto& a) { return !missing.contains(a.first); });
-    return read;
-  });
+  auto values = std::async(std::launch::async, [&] { return read_weights(weights, params, missing); });
   std::shared_ptr<const Program> program = resident.programs.compile(devices, g, minimize_memory(o.compile), name);
   place(devices, *program, values.get(), resident.weights);
   return program;
@@ -131,7 +137,9 @@ std::vector<ArrayMap> make_contexts(const Devices& devices, const WeightsOf& wei
     return contexts;
   }
   log_info("use_kv_cache: keys and values of the prompt are computed once for all steps of {}", steps.stage.denoiser);
-  const auto program = compile_with_weights(devices, weights, steps.options, "context", build, resident);
+  Graph g(devices.graph_options(&devices.rules()));
+  const ParamTable params = params_of(g, build, steps.options.scope);
+  const auto program = compile_with_weights(devices, weights, steps.options, "context", g, params, resident);
   for (size_t group = 0; group < groups; ++group) {
     ArrayMap conditioning;
     place(devices, *program, of_group(group), conditioning);
@@ -180,6 +188,16 @@ SampleTable table_of(const Scheduler& scheduler, const SampleOptions& o) {
   t.timesteps.resize(count), t.levels.resize(count);
   if (!t.renoise.empty()) t.renoise.resize(count);
   return t;
+}
+
+/// The number of the step that each row belongs to, from 0. Samplers may call the model several times in a step. Steps
+/// of an image that samples begin with are counted from the first that runs, as AUTOMATIC1111's web UI does.
+std::vector<int64_t> step_numbers(const Scheduler& scheduler, const SampleTable& table, const SampleOptions& o) {
+  const auto all = std::ssize(scheduler.table(o.num_inference_steps, 0).timesteps);
+  std::vector<int64_t> out;
+  for (int64_t row = 0; row < std::ssize(table.timesteps); ++row)
+    out.push_back(o.earlier_steps + (o.begins_without_noise ? o.first_step : 0) + row * o.num_inference_steps / all);
+  return out;
 }
 
 /// Input of the first step: noise, or images with the noise of that step's level.
@@ -275,47 +293,168 @@ void check_latents(const SampleOptions& o, const Shape& all) {
         to_string(channels_first(all)), videos ? "videos" : "images", videos ? "frames, " : "");
 }
 
+/// Whether the text of any prompt differs between steps.
+bool changes_texts(const SampleOptions& o) {
+  if (o.prompt_syntax != "a1111") return false;
+  for (const auto* texts : {&o.prompts, &o.negative_prompts, &o.second_prompts, &o.second_negative_prompts})
+    for (const std::string& text : *texts)
+      if (PromptSchedule(text).changes()) return true;
+  return false;
+}
+
+/// The texts of prompts in several steps, and their conditioning.
+struct TextsOfSteps {
+  std::vector<std::string> first, second;  // each pair is encoded once
+  HostArrays fields = {};                  // a row for each
+  std::vector<std::vector<int64_t>> rows;  // step → prompt → row
+
+  /// second: empty, or as many as `prompts`.
+  TextsOfSteps(const std::vector<std::string>& prompts, const std::vector<std::string>& seconds,
+               const std::vector<int64_t>& steps, const SampleOptions& o)
+      : first(prompts), second(seconds), rows(1) {
+    for (size_t i = 0; i < prompts.size(); ++i) rows[0].push_back(static_cast<int64_t>(i));
+    if (steps.size() == 1) return;
+    first.clear(), second.clear(), rows.assign(steps.size(), {});
+    std::map<std::pair<std::string, std::string>, int64_t> known;
+    for (size_t i = 0; i < prompts.size(); ++i) {
+      const PromptSchedule of_first(prompts[i]), of_second(seconds.empty() ? "" : seconds[i]);
+      for (size_t k = 0; k < steps.size(); ++k) {
+        const std::pair its(of_first.at(steps[k], o.num_inference_steps),
+                            of_second.at(steps[k], o.num_inference_steps));
+        const auto [at, is_new] = known.emplace(its, std::ssize(known));
+        if (is_new) first.push_back(its.first);
+        if (is_new && !seconds.empty()) second.push_back(its.second);
+        rows[k].push_back(at->second);
+      }
+    }
+  }
+  /// The conditioning of all samples in a step; samples of one prompt are adjacent. part: of several lists of prompts.
+  HostArrays of_samples(size_t step, size_t part, const SampleOptions& o) const {
+    const size_t n = std::min(rows[step].size(), o.prompts.size());
+    const std::span<const int64_t> its(rows[step].data() + part * n, n);
+    const int64_t times = o.samples() / std::ssize(its);
+    HostArrays out;
+    for (const auto& [name, a] : fields) {
+      HostArray prompts;
+      for (size_t i = 0; i < its.size(); ++i)
+        add_rows(prompts, std::ssize(its), static_cast<int64_t>(i), md::rows(a, its[i], 1));
+      out[name] = repeat_rows(prompts, times);
+    }
+    return out;
+  }
+};
+
+/// f32 [samples, parts].
+HostArray weights_of_samples(const std::vector<std::vector<PartOfPrompt>>& parts, int64_t images_per_prompt) {
+  HostArray out(Shape{DType::f32, {std::ssize(parts), std::ssize(parts[0])}});
+  auto to = out.mutable_view<float>().begin();
+  for (const auto& its : parts)
+    for (const PartOfPrompt& part : its) *to++ = static_cast<float>(part.weight);
+  return repeat_rows(out, images_per_prompt);
+}
+
+/// Parts of each prompt, all with as many as the one with the most: those that are added have weight 0.
+std::vector<std::vector<PartOfPrompt>> parts_of_prompts(const SampleOptions& o) {
+  std::vector<std::vector<PartOfPrompt>> out;
+  size_t most = 1;
+  for (const std::string& prompt : o.prompts) {
+    out.push_back(o.prompt_syntax == "a1111" ? parts_of_prompt(prompt) : std::vector<PartOfPrompt>{{prompt}});
+    most = std::max(most, out.back().size());
+  }
+  for (auto& parts : out) parts.resize(most, {parts[0].text, 0});
+  return out;
+}
+
+/// Throws invalid_config if prompts have AND and the model or another option cannot take it.
+void check_parts(const FamilySpec& spec, const SampleOptions& o) {
+  if (o.prompts.empty() || parts_of_prompts(o)[0].size() == 1) return;
+  const auto refuse = [](bool conflicts, const std::string& what, const std::string& why) {
+    check(!conflicts, Code::invalid_config, "prompt has AND with {}; expected {}", what, why);
+  };
+  refuse(spec.unguided_only || !o.guided(), "guidance_scale too low to guide",
+         "a larger one: its parts are added to the prediction without the prompt");
+  const GuidanceKeys& g = o.guidance;
+  refuse(g.guidance_method != "cfg", "guidance_method=" + g.guidance_method, "cfg: others combine two predictions");
+  refuse(g.guidance_interval != std::vector<double>{0, 1} || o.cfg_truncation < 1,
+         "guidance_interval or cfg_truncation", "guidance in all steps");
+  if (const PerturbedGuidance* p = perturbed_guidance(g)) refuse(true, p->key, "0");
+  const std::string cache = o.cache.use_kv_cache ? "use_kv_cache" : o.cache.step_cache();
+  refuse(!cache.empty(), cache + "=true", "false");
+  refuse(!o.second_prompts.empty(), "prompt_2", "none");
+}
+
 }  // namespace
 
+std::string further_prefix(size_t part) { return fmt::format("and{}_", part + 2); }
+
+HostArrays inputs_of(const PromptConditioning& prompts) {
+  HostArrays out = prompts.positive;
+  for (const auto& [name, a] : prompts.negative) out["negative_" + name] = a;
+  for (size_t i = 0; i < prompts.further.size(); ++i)
+    for (const auto& [name, a] : prompts.further[i]) out[further_prefix(i) + name] = a;
+  if (prompts.weights) out["prompt_weights"] = prompts.weights;
+  return out;
+}
+
 PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const SampleOptions& o) {
-  PromptConditioning out;
   check_texts(o);
-  const size_t prompts = o.prompts.size();
-  auto widened = [](std::vector<std::string> texts, size_t n) {
+  const FamilySpec& spec = family.spec();
+  // With texts that change, of each row of the sampler's table.
+  std::vector<int64_t> steps = {0};
+  if (changes_texts(o)) {
+    const std::shared_ptr<const Scheduler> scheduler = sampler_of(family, o);
+    steps = step_numbers(*scheduler, table_of(*scheduler, o), o);
+  }
+  const auto widened = [](std::vector<std::string> texts, size_t n) {
     if (texts.size() == 1) texts.resize(n, std::string(texts[0]));
     return texts;
   };
-  auto per_sample = [](HostArrays fields, int64_t times) {
-    for (auto& [name, a] : fields) a = repeat_rows(a, times);
-    return fields;
-  };
-  auto encode = [&](const std::vector<std::string>& texts, const std::vector<std::string>& seconds, int64_t skip) {
+  const auto encode = [&](const std::vector<std::string>& first, const std::vector<std::string>& second,
+                          int64_t clip_skip) {
+    TextsOfSteps out(first, second, steps, o);
     std::vector<std::vector<HostArray>> images;
     if (!o.references.empty()) images = {o.references};
-    return o.prompt_syntax == "plain"
-               ? text.encode(texts, seconds, skip, o.text_batch, images)
-               : encode_weighted(text, family, o.prompt_syntax, texts, seconds, skip, o.text_batch);
-  };
-  out.positive = per_sample(encode(o.prompts, widened(o.second_prompts, prompts), o.clip_skip), o.images_per_prompt);
-  if (!o.guided()) {
-    shorten(family, o, out);
+    out.fields = o.prompt_syntax == "plain"
+                     ? text.encode(out.first, out.second, clip_skip, o.text_batch, images)
+                     : encode_weighted(text, family, o.prompt_syntax, out.first, out.second, clip_skip, o.text_batch);
     return out;
-  }
-  std::vector<std::string> negative = o.negative_prompts;
+  };
+  const std::vector<std::vector<PartOfPrompt>> parts = parts_of_prompts(o);
+  std::vector<std::string> texts;  // the first parts of all prompts, the second ones, …
+  for (size_t k = 0; k < parts[0].size(); ++k)
+    for (const auto& its : parts) texts.push_back(its[k].text);
+  TextsOfSteps positive = encode(texts, widened(o.second_prompts, o.prompts.size()), o.clip_skip);
+  std::optional<TextsOfSteps> negative;
   const std::vector<std::string>& second = o.second_negative_prompts;
-  if (negative.empty() && family.spec().zero_empty_prompt) {
-    if (!second.empty())
-      log_warning(
-          "negative_prompt_2 is ignored: negative_prompt is empty, and this model then uses zeros as its embedding");
-    for (const auto& [name, a] : out.positive) out.negative[name] = name == FamilySpec::kChunkRows ? a : zeros_like(a);
-  } else {  // as in diffusers, clip_skip is not applied to these
-    if (negative.empty()) negative = {""};
-    const size_t n = std::max(negative.size(), second.size());
-    out.negative =
-        per_sample(encode(widened(negative, n), widened(second, n), 0), n == 1 ? o.samples() : o.images_per_prompt);
+  const bool zeros = o.guided() && o.negative_prompts.empty() && spec.zero_empty_prompt;
+  if (zeros && !second.empty())
+    log_warning(
+        "negative_prompt_2 is ignored: negative_prompt is empty, and this model then uses zeros as its embedding");
+  if (o.guided() && !zeros) {  // as in diffusers, clip_skip is not applied to these
+    const std::vector<std::string> first =
+        o.negative_prompts.empty() ? std::vector<std::string>{""} : o.negative_prompts;
+    const size_t n = std::max(first.size(), second.size());
+    negative = encode(widened(first, n), widened(second, n), 0);
+    if (o.prompt_syntax != "plain") make_equally_long(spec, positive.fields, negative->fields);
   }
-  if (o.prompt_syntax != "plain") make_equally_long(family.spec(), out.positive, out.negative);
-  shorten(family, o, out);
+  PromptConditioning out;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    const bool changed =
+        i > 0 && (positive.rows[i] != positive.rows[i - 1] || (negative && negative->rows[i] != negative->rows[i - 1]));
+    if (i > 0 && !changed) continue;
+    PromptConditioning its{.positive = positive.of_samples(i, 0, o)};
+    if (negative) its.negative = negative->of_samples(i, 0, o);
+    for (size_t k = 1; k < parts[0].size(); ++k) its.further.push_back(positive.of_samples(i, k, o));
+    if (parts[0].size() > 1) its.weights = weights_of_samples(parts, o.images_per_prompt);
+    if (zeros)
+      for (const auto& [name, a] : its.positive)
+        its.negative[name] = name == FamilySpec::kChunkRows ? a : zeros_like(a);
+    shorten(family, o, its);
+    if (i == 0)
+      out = std::move(its);
+    else
+      out.changes[static_cast<int64_t>(i)] = inputs_of(its);
+  }
   return out;
 }
 
@@ -341,6 +480,15 @@ void check_sampling(const Family& family, const SampleOptions& o) {
   if (o.prompt_syntax != "plain")
     for (const auto* texts : {&o.prompts, &o.negative_prompts, &o.second_prompts, &o.second_negative_prompts})
       for (const std::string& text : *texts) parse_weights(o.prompt_syntax, text);  // throws for invalid weights
+  check_parts(family.spec(), o);
+  if (changes_texts(o)) {
+    check(
+        o.step_by_step, Code::invalid_config,
+        "prompt has [from:to:when] or [a|b] with scan_diffusion_loop=true; expected false: texts change between steps");
+    const std::string cache = o.cache.use_kv_cache ? "use_kv_cache" : o.cache.step_cache();
+    check(cache.empty(), Code::invalid_config,
+          "prompt has [from:to:when] or [a|b] with {}=true; expected false: it reuses what other texts gave", cache);
+  }
   check_step_cache(o.cache, family.spec(), !o.controls.empty());
   check(!o.guidance.has_momentum() || o.cache.step_cache().empty(), Code::invalid_config,
         "apg_momentum is {}; expected 0 with {}", o.guidance.apg_momentum, o.cache.step_cache());
@@ -381,11 +529,12 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   std::ranges::transform(table.timesteps, times.mutable_view<float>().begin(),
                          [](double t) { return static_cast<float>(t); });
 
+  const std::vector<int64_t> numbers = step_numbers(*scheduler, table, o);
+
   const HostArray renoise = HostArray::of<float>({DType::f32, {std::ssize(table.renoise)}},
                                                  std::vector<float>(table.renoise.begin(), table.renoise.end()));
 
-  HostArrays per_sample = prompts.positive;
-  for (const auto& [name, a] : prompts.negative) per_sample["negative_" + name] = a;
+  HostArrays per_sample = inputs_of(prompts);
   for (size_t i = 0; i < o.controls.size(); ++i)
     per_sample[control_image_field(i)] = repeat_rows(o.controls[i].image, samples);
   const HostArray noise = o.latents ? o.latents : random_noise(all, o);
@@ -408,9 +557,14 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   for (const SamplingStage& stage : plan.stages) {
     const int64_t at_once = one_by_one ? 1 : stage.steps;
     StageGraph steps{family, *scheduler, stage, prompts, o, batch, columns, {}};
+    const auto rows_of_group = [&](const HostArrays& all, size_t group, HostArrays& in) {
+      for (const auto& [name, a] : all) in[name] = rows(a, static_cast<int64_t>(group) * batch, batch);
+    };
     auto of_group = [&](size_t group) {
       HostArrays in;
-      for (const auto& [name, a] : per_sample) in[name] = rows(a, static_cast<int64_t>(group) * batch, batch);
+      rows_of_group(per_sample, group, in);
+      if (const auto next = prompts.changes.upper_bound(stage.first); next != prompts.changes.begin())
+        rows_of_group(std::prev(next)->second, group, in);
       return in;
     };
     if (stage.denoiser != last_denoiser) local_denoiser = std::make_unique<ResidentDenoiser>();
@@ -441,15 +595,27 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
           },
           o.scope);
     }
-    const std::shared_ptr<const Program> program = compile_with_weights(
-        devices, read, o, "denoise",
+    Graph graph(devices.graph_options(&devices.rules()));
+    const ParamTable params = params_of(
+        graph,
         [&](Graph& g, const ScopeOf& scope) {
           if (cache)
             build_cached_step(g, scope, steps, latent, *cache, false, of_steps);
           else
             build_steps(g, scope, steps, at_once, latent);
         },
-        denoiser);
+        o.scope);
+    /// Whether weights of row `i` are not on the devices.
+    const auto change_weights = [&](int64_t i) {
+      if (!o.change_weights) return false;
+      const std::vector<std::string> changed =
+          o.change_weights(params, numbers.at(static_cast<size_t>(i)), o.num_inference_steps);
+      for (const std::string& input : changed) denoiser.weights.erase(input);
+      return !changed.empty();
+    };
+    change_weights(stage.first);
+    const std::shared_ptr<const Program> program =
+        compile_with_weights(devices, read, o, "denoise", graph, params, denoiser);
     read = nullptr;
     std::shared_ptr<const Program> reusing;
     if (cache && !cache->decides_on_device()) {
@@ -489,9 +655,14 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
         preview.reset();
       };
       for (int64_t i = stage.first; i < stage.first + stage.steps; i += at_once) {
+        if (change_weights(i))
+          place(devices, *program, read_weights(weights, params, missing_weights(graph, params, denoiser.weights)),
+                denoiser.weights);
         const bool reuse = cache && cache->reuses(stage, i, [&] { return moved.wait().to_doubles()[0]; });
         HostArrays of_step = {
             {"rows", rows(table.rows, i, at_once)}, {"timesteps", rows(times, i, at_once)}, {"start", scalar_s32(i)}};
+        if (const auto texts = prompts.changes.find(i); texts != prompts.changes.end() && i > stage.first)
+          rows_of_group(texts->second, group, of_step);
         if (!o.controls.empty()) of_step["scales"] = rows(scales, i, at_once);
         if (o.mask) of_step["levels"] = rows(levels, i, at_once);
         if (steps.guided() && o.guidance.renoises()) of_step["renoise"] = rows(renoise, i, at_once);

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -60,6 +61,8 @@ struct SampleOptions {
   /// Steps whose noise is less than at this part of the way from noise to data do not run.
   std::optional<double> denoising_end = {};
   bool begins_without_noise = false;  // image_latents are the samples of first_step as they are
+  /// Steps of the same image that ran before these, with fewer pixels.
+  int64_t earlier_steps = 0;
   double aesthetic_score = 6, negative_aesthetic_score = 2.5;  // see SampleSettings
   /// f32 [N, h, w, C], scaled: samples begin with these images and the noise of first_step; absent: with noise only.
   HostArray image_latents = {};
@@ -76,6 +79,10 @@ struct SampleOptions {
   /// Runs one step per program call, so that progress is known; false: all steps in one call.
   bool step_by_step = false;
   StepCacheKeys cache;  // a step cache also implies one step per program call
+  /// For weights that differ between steps, called before each one with the program's parameters: from then on the
+  /// function `weights` of `denoise` returns what step `step` of `steps` needs. Returns the inputs whose values are
+  /// others than before. Needs step_by_step.
+  std::function<std::vector<std::string>(const ParamTable& params, int64_t step, int64_t steps)> change_weights = {};
   /// Called before a program is compiled, then before the first and after every call of it, with the number of finished
   /// steps and of all steps.
   std::function<void(int64_t done, int64_t total)> progress;
@@ -111,7 +118,17 @@ void check_sampling(const Family& family, const SampleOptions& options);
 /// Conditioning by field, one row per sample; samples of one prompt are adjacent.
 struct PromptConditioning {
   HostArrays positive, negative;  // negative: with guidance only
+  /// With AND in prompts: the fields of text of each further part of them, and f32 [samples, parts], the parts'
+  /// weights.
+  std::vector<HostArrays> further = {};
+  HostArray weights = {};
+  /// Where texts change between steps: row of the sampler's table → the inputs (inputs_of) that differ from there on.
+  std::map<int64_t, HostArrays> changes = {};
 };
+/// The inputs of denoising programs that hold a conditioning: positive fields under their names, others with the prefix
+/// negative_ or further_prefix; prompt_weights.
+HostArrays inputs_of(const PromptConditioning& prompts);
+std::string further_prefix(size_t part);
 /// Throws invalid_config if another list of prompts is neither empty, nor of length 1, nor as long as the prompts.
 PromptConditioning encode_prompts(TextEncoder& text, const Family& family, const SampleOptions& options);
 

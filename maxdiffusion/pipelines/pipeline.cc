@@ -193,18 +193,60 @@ struct DiffusionPipeline::Impl {
     for (const auto& adapter : models.family->spec().image_adapters)
       if (adapter->name == component)
         return component_weights(params, component, opened->weights.read(opened->folder.params(component), component));
+    const auto left_out = resting.find(component);
+    const LeftOut out = left_out == resting.end() ? LeftOut() : left_out->second;
     if (!loras.empty() && has_few_bits(params, component)) {  // LoRA is merged before quantizing
       const ParamTable plain = before_few_bits(params, component);
       HostArrays values = opened->weights.read(plain, component);
-      merge_loras(loras, plain, values);
+      merge_loras(loras, plain, values, out);
       return few_bits_values(params, component, values);
     }
     HostArrays values = opened->weights.read(params, component);
     ParamTable of_component;  // other components have separate calls
     for (const Param& p : params.params())
       if (p.model == component) of_component.add(p);
-    merge_loras(loras, of_component, values);
+    merge_loras(loras, of_component, values, out);
     return values;
+  }
+  /// SampleOptions::change_weights of LoRA files with steps.
+  std::vector<std::string> change_weights(const ParamTable& params, int64_t step, int64_t steps) {
+    LeftOut now;
+    for (const ScaledLora& lora : loras) now.push_back(!lora.steps.has(step, steps));
+    std::vector<std::string> changed;
+    std::map<std::string, LeftOut> before;
+    for (const Param& p : params.params()) {
+      if (!before.contains(p.model)) {
+        before[p.model] = resting.contains(p.model) ? resting.at(p.model) : LeftOut(loras.size());
+        resting[p.model] = now;
+      }
+      const auto differs = [&](const std::string& path) {
+        for (size_t i = 0; i < loras.size(); ++i)
+          if (before.at(p.model)[i] != now[i] && loras[i].file.has(p.model, path)) return true;
+        return false;
+      };
+      bool its = p.few_bits && before.at(p.model) != now;  // parts of a matrix have names of their own
+      for (int64_t i = 0; !its && i < std::max<int64_t>(p.stacked, 1); ++i)
+        its = differs(p.stacked > 0 ? layer_path(p.path, i) : p.path);
+      if (its) changed.push_back(p.input);
+    }
+    return changed;
+  }
+  /// Throws invalid_config if weights that differ between steps cannot be combined with the request.
+  void check_lora_steps(const SampleRequest& r) const {
+    for (const ScaledLora& lora : loras) {
+      if (lora.steps.is_whole()) continue;
+      const std::string with = fmt::format("lora_steps is given for '{}' with", lora.file.name);
+      check(!r.scan_diffusion_loop, Code::invalid_config,
+            "{} scan_diffusion_loop=true; expected false: weights change between steps", with);
+      const std::string cache = r.cache.use_kv_cache ? "use_kv_cache" : r.cache.step_cache();
+      check(cache.empty(), Code::invalid_config, "{} {}=true; expected false: it reuses what other weights gave", with,
+            cache);
+      bool acts = false;
+      for (int64_t i = 0; i < r.num_inference_steps; ++i) acts = acts || lora.steps.has(i, r.num_inference_steps);
+      if (!acts)
+        log_warning("lora_steps: LoRA '{}' is ignored: it acts in none of the {} steps", lora.file.name,
+                    r.num_inference_steps);
+    }
   }
   TextEncoder& lazy_text_encoder() {
     if (!text)
@@ -311,6 +353,11 @@ struct DiffusionPipeline::Impl {
   SampleOptions options(const SampleRequest& r) {
     SampleOptions o = sample_options(r, *models.family, models.scheduler_config, models.batch, models.devices.count());
     check_images(r, *models.family);
+    check_lora_steps(r);
+    if (std::ranges::any_of(loras, [](const ScaledLora& l) { return !l.steps.is_whole(); }))
+      o.change_weights = [this](const ParamTable& params, int64_t step, int64_t steps) {
+        return change_weights(params, step, steps);
+      };
     if (opened) {
       check_adapters(r);
       const size_t nets = models.family->spec().controlnets.size(), images = o.controls.size();
@@ -514,6 +561,7 @@ struct DiffusionPipeline::Impl {
     const Canvas canvas(requested, *models.family);
     const SampleRequest& r = canvas.request;
     SampleOptions o = options(r);
+    if (made.hires > 1) o.earlier_steps = o.num_inference_steps;
     if (!canvas.images.empty() && !o.references.empty()) o.references = canvas.images;  // the text encoder sees all
     const auto check_stop = [&r] {
       if (r.stop.stop_requested()) throw Cancelled();
@@ -554,6 +602,7 @@ struct DiffusionPipeline::Impl {
   std::shared_ptr<pjrt::Client> client;  // null: the devices belong to others
   std::optional<Devices> opened_devices;
   std::vector<ScaledLora> loras;
+  std::map<std::string, LeftOut> resting;  // denoiser → which of `loras` its weights lack, because of their steps
   PipelineModels models;
   EncoderKeys encoders;
   MediaChunks chunks;
@@ -583,6 +632,7 @@ DiffusionPipeline DiffusionPipeline::load_on_same_devices(const DiffusionPipelin
 void DiffusionPipeline::set_loras(const LoraKeys& keys) {
   Impl& p = *impl_;
   p.loras = read_loras(keys, p.opened->folder, *p.models.family);
+  p.resting.clear();
   p.denoiser.weights.clear();
   if (p.text) p.text->forget_weights();
 }

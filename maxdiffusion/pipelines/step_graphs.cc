@@ -61,12 +61,31 @@ Tensor part(const StageGraph& steps, Tensor all, int64_t i) {
   return slice_axis(all, 0, i * steps.batch, (i + 1) * steps.batch);
 }
 
+/// The weights of the parts of prompts with AND, f32 [B, parts]; absent without.
+Tensor weights_input(Graph& g, const StageGraph& steps) {
+  return steps.prompts.weights ? batch_input(g, steps, "prompt_weights", steps.prompts.weights.shape()) : Tensor();
+}
+
+/// negative + Σ weight · (part − negative) over the positive parts of `all`, which guidance takes as the prediction
+/// with the prompt. weights: f32 [B, parts]. Source: Liu et al. 2022 (composable diffusion), equation 11.
+Tensor composed(const StageGraph& steps, Tensor all, Tensor weights) {
+  const Tensor negative = part(steps, all, 0);
+  Tensor sum = negative;
+  for (int64_t i = 0; i < weights.dim(1); ++i) {
+    Dims each(static_cast<size_t>(negative.rank()), 1);
+    each[0] = steps.batch;
+    const Tensor weight = cast(reshape(slice_axis(weights, 1, i, i + 1), each), negative.dtype());
+    sum = sum + (part(steps, all, 1 + i) - negative) * broadcast_to(weight, negative.dims());
+  }
+  return sum;
+}
+
 /// The model and guidance of one step. row: of the scheduler's table; time: f32 []; number: s32 [];
-/// guidance_scale: f32 [], absent without guidance; control_scales: f32 [ControlNets] or absent; momentum: of guidance,
-/// replaced by the next step's.
+/// guidance_scale: f32 [], absent without guidance; weights: of the parts of prompts, f32 [B, parts], or absent;
+/// control_scales: f32 [ControlNets] or absent; momentum: of guidance, replaced by the next step's.
 DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Conditioning& conditioning, Tensor sample,
-                         Tensor row, Tensor time, Tensor number, Tensor guidance_scale, Tensor control_scales,
-                         Tensor* momentum = nullptr) {
+                         Tensor row, Tensor time, Tensor number, Tensor guidance_scale, Tensor weights,
+                         Tensor control_scales, Tensor* momentum = nullptr) {
   DenoisingStep g;
   g.sample = sample;
   auto run = [=, &steps](bool all, PredictOptions options) {
@@ -107,7 +126,7 @@ DenoisingStep step_graph(const StageGraph& steps, const Models& models, const Co
   g.combine = [=, &steps](Tensor all) {
     if (steps.parts() == 1) return all;
     const int64_t at = steps.guided() ? 1 : 0;
-    Tensor positive = part(steps, all, at), away;
+    Tensor positive = weights ? composed(steps, all, weights) : part(steps, all, at), away;
     if (steps.stage.perturbed) {
       const PerturbedGuidance& p = *perturbed_guidance(steps.options.guidance);
       Tensor factor = p.factor(steps.options.guidance, steps.guided(), time);
@@ -184,6 +203,10 @@ Conditioning prompt_inputs(Graph& g, const StageGraph& steps) {
     Tensor x = batch_input(g, steps, name, rows.shape());
     std::vector<Tensor> parts;
     if (steps.guided()) parts.push_back(batch_input(g, steps, "negative_" + name, rows.shape()));
+    parts.push_back(x);
+    for (size_t i = 0; steps.guided() && i < steps.prompts.further.size(); ++i)  // fields of images have one value
+      parts.push_back(
+          steps.prompts.further[i].contains(name) ? batch_input(g, steps, further_prefix(i) + name, rows.shape()) : x);
     parts.resize(static_cast<size_t>(steps.parts()), x);
     conditioning[name] = parts.size() > 1 ? concatenate(parts, 0) : x;
   }
@@ -197,7 +220,7 @@ void build_steps(Graph& g, const ScopeOf& scope, const StageGraph& steps, int64_
     conditioning.merge(steps.family.prompt_cache(steps.models(scope, g), conditioning));
   Tensor scales;
   if (!o.controls.empty()) scales = g.input("scales", {DType::f32, {count, std::ssize(o.controls)}});
-  const Tensor guidance_scale = guidance_input(g, steps);
+  const Tensor guidance_scale = guidance_input(g, steps), weights = weights_input(g, steps);
   const Rng rng = Rng(g.input("key", {DType::u32, {2}})).at_step(g.input("first", {DType::s32, {}}));
   const Tensor rows = g.input("rows", {DType::f32, {count, steps.columns}}), start = g.input("start", {DType::s32, {}}),
                timesteps = g.input("timesteps", {DType::f32, {count}});
@@ -216,7 +239,7 @@ void build_steps(Graph& g, const ScopeOf& scope, const StageGraph& steps, int64_
     if (has_momentum) history.pop_back();
     const DenoisingStep one =
         step_graph(steps, steps.models(scope, step.body()), conditioning, c[0], row, step.slice(timesteps), number,
-                   guidance_scale, scales ? step.slice(scales) : Tensor(), &momentum);
+                   guidance_scale, weights, scales ? step.slice(scales) : Tensor(), &momentum);
     const Tensor all = one.predict(true), prediction = one.combine(all);
     std::vector<Tensor> next = steps.scheduler.step(prediction, c[0], row, history, rng.at_step(number).for_("step"));
     if (renoise) next[0] = next[0] + (part(steps, all, 0) - prediction) * step.slice(renoise);
@@ -250,7 +273,7 @@ void build_cached_step(Graph& g, const ScopeOf& scope, const StageGraph& steps, 
   const bool known = !cached.empty();
   for (size_t i = 0; i < cached.size(); ++i) arrays.push_back(input_of(i));
   const DenoisingStep one = step_graph(steps, steps.models(scope, g), conditioning, carry[0], row, time, start,
-                                       guidance_input(g, steps), scales);
+                                       guidance_input(g, steps), {}, scales);
   const CachedStep made =
       reused ? CachedStep{cache.reuse(one, arrays, g.input("factors", {DType::f32, {2}}))} : cache.compute(one, arrays);
   const Tensor prediction = made.prediction;

@@ -59,10 +59,6 @@ namespace {
 
 constexpr int64_t kLongestPrompt = 8192;  // bytes
 
-bool same_loras(const LoraKeys& a, const LoraKeys& b) {
-  return a.lora_files == b.lora_files && a.lora_scales == b.lora_scales;
-}
-
 /// The settings that jobs sampled together share: everything but prompts and seeds.
 std::string settings_of(const SampleRequest& r, const LoraKeys& loras) {
   SampleKeys keys = r;
@@ -72,9 +68,7 @@ std::string settings_of(const SampleRequest& r, const LoraKeys& loras) {
   std::string out = fmt::format("{} {}\n", r.resolution, r.negative_prompt.empty());
   for (const auto& [name, value] : list.values())
     if (name != "prompt" && name != "negative_prompt" && name != "sample_seed") out += name + "=" + value + "\n";
-  for (const std::string& file : loras.lora_files) out += file + "\n";
-  for (const double scale : loras.lora_scales) out += std::to_string(scale) + "\n";
-  return out;
+  return out + text_of_files(loras);
 }
 
 void check_limits(const SampleRequest& r, const Family& family, const ServeKeys& limits) {
@@ -309,7 +303,7 @@ void JobQueue::work() {
 
 void JobQueue::generate(const std::vector<Ticket>& jobs) {
   Model& m = *jobs[0]->model;
-  if (!same_loras(m.loras, jobs[0]->loras)) {
+  if (text_of_files(m.loras) != text_of_files(jobs[0]->loras)) {
     m.pipeline.set_loras(jobs[0]->loras);
     m.loras = jobs[0]->loras;
   }

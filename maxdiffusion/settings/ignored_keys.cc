@@ -231,7 +231,8 @@ const std::vector<Rule>& rules() {
                 "masked_loss",
                 "data_sharding"},
        RULE(unless(s.trains(), "only training reads it")), true},
-      {Keys{"lora_files", "lora_scales", "lora_config", "enable_lora", "output_type", "vae_slicing"} +
+      {Keys{"lora_files", "lora_scales", "lora_text_scales", "lora_block_weights", "lora_steps", "lora_config",
+            "enable_lora", "output_type", "vae_slicing"} +
            of<ControlKeys>() + of<AdapterKeys>() + of<PromptKeys>() + of<AddedModelKeys>() + Keys{"preview_every"},
        RULE(unless(s.generates(), "only generate reads it")), true},
       {(of<SampleFileKeys>() - sizes - Keys{"guidance_scale", "boundary_ratio"}) + of<StepCacheKeys>() +

@@ -216,7 +216,8 @@ TEST_F(Prompts, WithLoraTagsAreSampledAsWithTheKeys) {
                 "'; expected one of: style, below/line"},
            {{"prompt=<lora:../loras/style>", folder}, "names no file below lora_dir"},
            {{"prompt=<lora:style:0.7>"}, "lora_dir is empty; expected the folder of 'style.safetensors'"},
-           {{"prompt=<lora:style:a>", folder}, "prompt: <lora:style:a> has no number as its scale"},
+           {{"prompt=<lora:style:a>", folder},
+            "prompt: <lora:style:a> has 'a' as its scale; expected a number, as in <lora:NAME:SCALE>"},
            {{"prompt=<lora:style", folder}, "prompt: '<lora:' is not closed; expected <lora:NAME:SCALE>"},
            {{"prompt=a", "negative_prompt=<lora:style>", folder}, "negative_prompt names a LoRA file"},
            {{"prompt=[\"<lora:style>\", \"b\"]", folder}, "prompts that are sampled together name different"}}) {
@@ -226,6 +227,65 @@ TEST_F(Prompts, WithLoraTagsAreSampledAsWithTheKeys) {
   }
   const Outcome o = sample({"prompt=a heart", folder});
   EXPECT_TRUE(contains(o.err, "lora_dir is ignored: no prompt names a LoRA file")) << o.err;
+}
+
+TEST_F(Prompts, WithLoraTagsOfBlocksAndStepsAreSampledAsWithTheKeys) {
+  model = MD_SOURCE_DIR "/tests/golden/pipelines/sdxl", prefix = "image_sdxl";
+  make_folders(t / "loras");
+  fs::copy(MD_SOURCE_DIR "/tests/golden/pipelines/lora_kohya.safetensors", t / "loras/style.safetensors");
+  const std::string folder = "lora_dir=" + (t / "loras"), file = "lora_files=" + (t / "loras/style.safetensors");
+  const std::string blocks = "1,0,0.5,1,0,2,1,0,1,0.25";  // of the tiny model: text, IN00 to IN03, M00, OUT00 to OUT03
+  const auto pixels = [&](std::vector<std::string> words) {
+    words.insert(words.end(), {"num_inference_steps=4", "guidance_scale=3"});
+    const Outcome o = sample(words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return o.status == 0 ? pixels_of(image(0)) : o.err;
+  };
+  const auto tag = [&](const std::string& parameters) {
+    return pixels({"prompt=a heart<lora:style" + parameters + ">", folder});
+  };
+  const auto keys = [&](std::vector<std::string> words) {
+    words.insert(words.end(), {"prompt=a heart", file});
+    return pixels(words);
+  };
+  const std::string plain = tag("");
+  std::set<std::string> all = {plain};
+  for (const auto& [parameters, words] : std::vector<std::pair<std::string, std::vector<std::string>>>{
+           {":9:lbw=" + blocks, {"lora_scales=9", "lora_block_weights=" + blocks}},
+           {":9:step=1-3", {"lora_scales=9", "lora_steps=1-3"}},
+           {":9:0.5", {"lora_text_scales=9", "lora_scales=0.5"}},
+           {":lbw=" + blocks + ":stop=0.5:unet=8",
+            {"lora_scales=8", "lora_text_scales=1", "lora_steps=-0.5", "lora_block_weights=" + blocks}}}) {
+    const std::string tagged = tag(parameters);
+    EXPECT_EQ(tagged, keys(words)) << parameters;
+    EXPECT_TRUE(all.insert(tagged).second) << parameters;
+  }
+  EXPECT_EQ(tag(":9:" + blocks), tag(":9:lbw=" + blocks));
+  EXPECT_EQ(again(0), read_file(image(0)));
+  EXPECT_EQ(tag(":te=9:unet=0.5"), tag(":9:0.5"));
+  EXPECT_EQ(tag(":9:start=1:stop=3"), tag(":9:step=1-3"));
+  EXPECT_EQ(tag(":9:lbw=ALL:step=-"), tag(":9"));
+  // Next to a file of the keys.
+  EXPECT_EQ(
+      pixels({"prompt=a heart<lora:style:9:step=1-3>", folder, file, "lora_scales=2"}),
+      pixels({"prompt=a heart", "lora_files=" + (t / "loras/style.safetensors") + "," + (t / "loras/style.safetensors"),
+              "lora_scales=2,9", "lora_steps=-,1-3"}));
+  for (const auto& [parameters, message] : std::vector<std::pair<std::string, std::string>>{
+           {":1:lbw=1,0", "lora_block_weights '1,0' are 2; expected 10 (BASE, IN00, IN01, IN02, IN03, M00, "},
+           {":1:lbwe=ATTNON", "<lora:style:1:lbwe=ATTNON> has 'lbwe=ATTNON'; expected <lora:NAME:SCALE>, or with te="},
+           {":1:1:3", "has '3'; expected <lora:NAME:SCALE>"},
+           {":1:step=5", "has '5' as its steps; expected numbers, as in start=5, stop=0.8 or step=5-10"},
+           {":1:step=1-2:stop=3", "has step= and start= or stop=; expected one of them"}}) {
+    const Outcome o = sample({"prompt=a heart<lora:style" + parameters + ">", folder});
+    EXPECT_EQ(o.status, 2) << parameters;
+    EXPECT_TRUE(contains(o.err, message)) << message << "\n" << o.err;
+  }
+  const Outcome none = sample({"prompt=a heart<lora:style:1:start=50>", folder});
+  EXPECT_TRUE(contains(none.err, "is ignored: it acts in none of the 2 steps")) << none.err;
+  const Outcome merged = maxdiffusion({"lora", "merge", model, t / "merged", file, "lora_steps=1-2"});
+  EXPECT_EQ(merged.status, 2);
+  EXPECT_TRUE(contains(merged.err, "lora_steps is given; expected none: merged weights are the same in all steps"))
+      << merged.err;
 }
 
 TEST_F(Prompts, OfAnImageNameNoFolders) {

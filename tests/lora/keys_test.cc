@@ -44,6 +44,38 @@ TEST_F(LoraKeyTest, NameFilesAndScalesOnTheCommandLine) {
   EXPECT_TRUE(chosen_loras(parsed("")).empty());
 }
 
+TEST_F(LoraKeyTest, NameBlocksStepsAndTextScalesOfEachFile) {
+  const std::string a = "lora_files=" + file("a.safetensors"), both = a + "," + file("b.safetensors");
+  auto chosen = chosen_loras(parsed("", {a, "lora_block_weights=1,0,.5", "lora_steps=5-10", "lora_text_scales=0"}));
+  EXPECT_EQ(chosen.at(0).block_weights, "1,0,.5");
+  EXPECT_EQ(chosen.at(0).text_scale, 0.0);
+  const auto acts = [&](size_t i) {
+    std::string out;
+    for (int64_t step = 0; step < 20; ++step) out += chosen.at(i).steps.has(step, 20) ? '1' : '0';
+    return out;
+  };
+  EXPECT_EQ(acts(0), "00000111110000000000");
+  chosen = chosen_loras(parsed("lora_block_weights: [1, 0, 0.5]", {a}));
+  EXPECT_EQ(chosen.at(0).block_weights, "1,0,0.5");
+  EXPECT_TRUE(chosen.at(0).steps.is_whole());
+  chosen = chosen_loras(parsed("", {both, "lora_block_weights=1,0;INS", "lora_steps=0.2-0.45,18-"}));
+  EXPECT_EQ(chosen.at(0).block_weights, "1,0");
+  EXPECT_EQ(chosen.at(1).block_weights, "INS");
+  EXPECT_EQ(acts(0), "00001111100000000000");
+  EXPECT_EQ(acts(1), "00000000000000000011");
+  chosen = chosen_loras(parsed("lora_block_weights: ['1,0', 'INS']\nlora_steps: [-3, '-']", {both}));
+  EXPECT_EQ(chosen.at(0).block_weights, "1,0");
+  EXPECT_EQ(acts(0), "11100000000000000000");
+  EXPECT_TRUE(chosen.at(1).steps.is_whole());
+  for (const auto& [word, message] : std::map<std::string, std::string>{
+           {"lora_steps=5", "lora_steps: '5' is no range of steps; expected one, as in 5-10, 0.2-0.8, 10- or -10"},
+           {"lora_steps=a-b", "lora_steps: 'a-b' is no range"},
+           {"lora_steps=1-2,3-4", "lora_steps has 2 entries, lora_files has 1"},
+           {"lora_block_weights=1;2", "lora_block_weights has 2 entries, lora_files has 1"},
+           {"lora_text_scales=1,2", "lora_text_scales has 2 entries, lora_files has 1"}})
+    EXPECT_NE(refusal("", {a, word}).find(message), std::string::npos) << refusal("", {a, word});
+}
+
 // S2-100…104, S4-86…90
 TEST_F(LoraKeyTest, UnderstandTheReferencesMapping) {
   file("hyper/Hyper-SDXL-2steps-lora.safetensors");

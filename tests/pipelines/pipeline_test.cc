@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <thread>
 
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/commands/generate.h"
 #include "maxdiffusion/commands/plan_generate.h"
 #include "maxdiffusion/media/image.h"
@@ -204,6 +205,261 @@ TEST_F(LoadedPipeline, ChangesItsLorasWithoutCompiling) {
   pipeline.set_loras({});
   EXPECT_TRUE(same(pipeline.generate(request).media, plain.media));
   EXPECT_EQ(compiled, 0);
+}
+
+/// Samples part by part: what of `request` runs up to a part of the way from noise to data, changed by `change`.
+struct Part {
+  double end;
+  std::function<void(SampleRequest&)> change;
+};
+HostArray in_parts(DiffusionPipeline& pipeline, SampleRequest request, const std::vector<Part>& parts) {
+  double start = 0;
+  for (const Part& part : parts) {
+    SampleRequest r = request;
+    part.change(r);
+    r.decode = false;
+    if (part.end < 1) r.denoising_end = part.end;
+    if (start > 0) r.denoising_start = start;
+    request.image_latents = pipeline.generate(r).latents;
+    start = part.end;
+  }
+  return request.image_latents;
+}
+
+double difference(const HostArray& a, const HostArray& b) {
+  const std::vector<double> x = a.to_doubles(), y = b.to_doubles();
+  double worst = 0, most = 1;
+  for (size_t i = 0; i < x.size(); ++i)
+    worst = std::max(worst, std::abs(x[i] - y.at(i))), most = std::max(most, std::abs(x[i]));
+  fmt::print("  difference {:.2g}\n", worst / most);
+  return worst / most;
+}
+
+TEST_F(LoadedPipeline, LorasOfSomeStepsAreThoseOfPartsByHand) {
+  const std::string file = kGoldens + "pipelines/lora_kohya.safetensors";
+  const LoraKeys all{.lora_files = {file}, .lora_text_scales = {0}};
+  LoraKeys some = all, first = all;
+  some.lora_steps = {"1-0.75"}, first.lora_steps = {"-2"};
+  request.scheduler.scheduler = "euler";
+  request.num_images_per_prompt = 2;  // one after the other
+  for (const bool stacked : {false, true}) {
+    options.layers.scan_layers = stacked;
+    DiffusionPipeline pipeline = DiffusionPipeline::load(kSdxl, options);
+    const SampleResult plain = pipeline.generate(request);
+    const auto with = [&](const LoraKeys& keys) { return [&, keys](SampleRequest&) { pipeline.set_loras(keys); }; };
+    const HostArray by_hand = in_parts(pipeline, request, {{0.25, with({})}, {0.75, with(all)}, {1, with({})}}),
+                    by_hand_first = in_parts(pipeline, request, {{0.5, with(all)}, {1, with({})}});
+    pipeline.set_loras(all);
+    const SampleResult whole = pipeline.generate(request);
+    compiled = 0;
+    pipeline.set_loras(some);
+    const SampleResult steps = pipeline.generate(request);
+    EXPECT_LT(difference(steps.latents, by_hand), 1e-6);
+    EXPECT_GT(difference(steps.latents, plain.latents), 1e-3);
+    EXPECT_GT(difference(steps.latents, whole.latents), 1e-3);
+    EXPECT_TRUE(same(pipeline.generate(request).latents, steps.latents)) << "weights after an image are those before";
+    pipeline.set_loras(first);
+    EXPECT_LT(difference(pipeline.generate(request).latents, by_hand_first), 1e-6);
+    pipeline.set_loras({});
+    EXPECT_TRUE(same(pipeline.generate(request).latents, plain.latents));
+    EXPECT_EQ(compiled, 0);
+    // An image that ends early leaves no trace.
+    pipeline.set_loras(some);
+    request.progress = [](SampleStage, int64_t done, int64_t) {
+      if (done == 2) throw std::runtime_error("enough");
+    };
+    EXPECT_THROW(pipeline.generate(request), std::runtime_error);
+    request.progress = {};
+    EXPECT_TRUE(same(pipeline.generate(request).latents, steps.latents));
+  }
+}
+
+TEST_F(LoadedPipeline, LorasOfSomeStepsChangeQuantizedWeights) {
+  options.layers.base_weights_dtype = "int8";
+  request.scheduler.scheduler = "euler";
+  const LoraKeys all{.lora_files = {kGoldens + "pipelines/lora_kohya.safetensors"}, .lora_text_scales = {0}};
+  LoraKeys some = all;
+  some.lora_steps = {"2-"};
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kSdxl, options);
+  const auto with = [&](const LoraKeys& keys) { return [&, keys](SampleRequest&) { pipeline.set_loras(keys); }; };
+  const HostArray by_hand = in_parts(pipeline, request, {{0.5, with({})}, {1, with(all)}});
+  pipeline.set_loras(some);
+  EXPECT_LT(difference(pipeline.generate(request).latents, by_hand), 1e-6);
+}
+
+TEST_F(LoadedPipeline, LorasOfSomeStepsAreRefusedWhereWeightsCannotChange) {
+  options.lora = {.lora_files = {kGoldens + "pipelines/lora_kohya.safetensors"}, .lora_steps = {"1-2"}};
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kSdxl, options);
+  request.scan_diffusion_loop = true;
+  EXPECT_TRUE(contains(refusal([&] { pipeline.generate(request); }),
+                       "with scan_diffusion_loop=true; expected false: weights change between steps"));
+  request.scan_diffusion_loop = false, request.cache.use_deepcache = true;
+  EXPECT_TRUE(contains(refusal([&] { pipeline.generate(request); }),
+                       "with use_deepcache=true; expected false: it reuses what other weights gave"));
+}
+
+TEST_F(LoadedPipeline, PromptsThatChangeBetweenStepsGiveWhatPartsByHandGive) {
+  request.scheduler.scheduler = "euler";
+  request.prompt_syntax = "a1111";
+  request.num_images_per_prompt = 2;
+  const auto of = [](const std::string& prompt, const std::string& negative) {
+    return [=](SampleRequest& r) { r.prompt = {prompt}, r.negative_prompt = {negative}; };
+  };
+  for (const std::string& folder : {kSd, kSdxl}) {
+    DiffusionPipeline pipeline = DiffusionPipeline::load(folder, options);
+    of("a red heart", "purple")(request);
+    const SampleResult plain = pipeline.generate(request);
+    compiled = 0;
+    const auto sampled = [&](const std::string& prompt, const std::string& negative) {
+      SampleRequest r = request;
+      of(prompt, negative)(r);
+      return pipeline.generate(r).latents;
+    };
+    EXPECT_LT(difference(
+                  sampled("a [red:blue:0.5] heart", "purple"),
+                  in_parts(pipeline, request, {{0.5, of("a red heart", "purple")}, {1, of("a blue heart", "purple")}})),
+              1e-6);
+    EXPECT_GT(difference(sampled("a [red:blue:0.5] heart", "purple"), plain.latents), 1e-3);
+    EXPECT_LT(difference(sampled("a [red|blue] heart", "[(purple:1.2)::3]"),
+                         in_parts(pipeline, request,
+                                  {{0.25, of("a red heart", "(purple:1.2)")},
+                                   {0.5, of("a blue heart", "(purple:1.2)")},
+                                   {0.75, of("a red heart", "(purple:1.2)")},
+                                   {1, of("a blue heart", "")}})),
+              1e-6);
+    EXPECT_EQ(compiled, 0);
+    // Longer prompts in some steps.
+    EXPECT_LT(difference(sampled("a [red:blue BREAK sky:1] heart", "purple"),
+                         in_parts(pipeline, request,
+                                  {{0.25, of("a red heart", "purple")}, {1, of("a blue BREAK sky heart", "purple")}})),
+              2e-5);
+    // Of several prompts each has its own texts; equal texts are encoded once.
+    SampleRequest both = request;
+    both.prompt = {"a [red:blue:2] heart", "a [blue:red:1] heart"};
+    both.seeds = {5, 5};
+    const HostArray two = pipeline.generate(both).latents;
+    EXPECT_LT(difference(rows(two, 0, 2), sampled("a [red:blue:2] heart", "purple")), 5e-6);
+    EXPECT_LT(difference(rows(two, 2, 2), sampled("a [blue:red:1] heart", "purple")), 5e-6);
+  }
+}
+
+TEST_F(LoadedPipeline, PromptsWithAndAddTheirPartsToThePredictionWithoutThem) {
+  request.scheduler.scheduler = "euler";
+  request.prompt_syntax = "a1111";
+  request.num_inference_steps = 1;  // the sample is linear in the prediction
+  request.num_images_per_prompt = 2;
+  request.decode = false;
+  request.negative_prompt = {"purple"};
+  for (const std::string& folder : {kSd, kSdxl}) {
+    DiffusionPipeline pipeline = DiffusionPipeline::load(folder, options);
+    const auto sampled = [&](const std::string& prompt, double scale = 3) {
+      SampleRequest r = request;
+      r.prompt = {prompt}, r.guidance_scale = scale;
+      return pipeline.generate(r).latents.to_doubles();
+    };
+    // With scale 1, of the prompt alone: x(c). Without guidance the negative prompt alone is a prompt.
+    const std::vector<double> none = sampled("purple", 1), cat = sampled("a (red:1.2) cat", 1),
+                              dog = sampled("blue BREAK dog", 1), sky = sampled("sky", 1);
+    const auto expect = [&](const std::string& prompt, double c, double d, double s, double tolerance) {
+      const std::vector<double> got = sampled(prompt);
+      double worst = 0, most = 1;
+      for (size_t i = 0; i < got.size(); ++i) {
+        const double want = none[i] + 3 * (c * (cat[i] - none[i]) + d * (dog[i] - none[i]) + s * (sky[i] - none[i]));
+        worst = std::max(worst, std::abs(got[i] - want)), most = std::max(most, std::abs(want));
+      }
+      EXPECT_LT(worst, tolerance * most) << folder << ": " << prompt;
+    };
+    expect("a (red:1.2) cat", 1, 0, 0, 2e-6);
+    expect("a (red:1.2) cat :0.5 AND sky :1.5", 0.5, 0, 1.5, 2e-6);
+    expect("a (red:1.2) cat :-0.5 AND sky AND a (red:1.2) cat :0.25", -0.25, 0, 1, 2e-6);
+    expect("a (red:1.2) cat:1.2 AND blue BREAK dog :0.8 AND sky:0.1", 1.2, 0.8, 0.1, 2e-5);  // of unequal chunks
+    // Prompts with fewer parts in one batch.
+    SampleRequest both = request;
+    both.prompt = {"a (red:1.2) cat :0.5 AND sky :1.5", "sky"}, both.seeds = {5, 5}, both.guidance_scale = 3;
+    both.negative_prompt = {"purple"};
+    const std::vector<double> two = pipeline.generate(both).latents.to_doubles();
+    const std::vector<double> first = sampled(both.prompt[0]), second = sampled("sky");
+    for (size_t i = 0; i < first.size(); ++i) {
+      EXPECT_NEAR(two[i], first[i], 1e-5);
+      EXPECT_NEAR(two[first.size() + i], second[i], 1e-5);
+    }
+  }
+}
+
+TEST_F(LoadedPipeline, PromptsWithAndMayChangeBetweenSteps) {
+  request.scheduler.scheduler = "euler";
+  request.prompt_syntax = "a1111";
+  const auto of = [](const std::string& prompt) { return [=](SampleRequest& r) { r.prompt = {prompt}; }; };
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kSdxl, options);
+  of("a [red:blue:0.5] heart :0.7 AND [sky|sea]")(request);
+  EXPECT_LT(difference(pipeline.generate(request).latents, in_parts(pipeline, request,
+                                                                    {{0.25, of("a red heart :0.7 AND sky")},
+                                                                     {0.5, of("a red heart :0.7 AND sea")},
+                                                                     {0.75, of("a blue heart :0.7 AND sky")},
+                                                                     {1, of("a blue heart :0.7 AND sea")}})),
+            1e-6);
+}
+
+TEST_F(LoadedPipeline, PromptsWithAndAreRefusedWithoutGuidanceOfTwoPredictions) {
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kSdxl, options);
+  request.prompt = {"a cat AND a dog"}, request.prompt_syntax = "a1111";
+  const auto refused = [&](const std::string& text, const std::function<void(SampleRequest&)>& change) {
+    SampleRequest r = request;
+    change(r);
+    const std::string message = refusal([&] { pipeline.generate(r); });
+    EXPECT_TRUE(contains(message, "prompt has AND with " + text)) << message;
+  };
+  refused("guidance_scale too low to guide", [](SampleRequest& r) { r.guidance_scale = 1; });
+  refused("guidance_method=apg", [](SampleRequest& r) { r.guidance_method = "apg"; });
+  refused("guidance_interval", [](SampleRequest& r) { r.guidance_interval = {0.2, 1}; });
+  refused("pag_scale", [](SampleRequest& r) { r.pag_scale = 3; });
+  refused("use_deepcache=true", [](SampleRequest& r) { r.cache.use_deepcache = true; });
+  refused("prompt_2", [](SampleRequest& r) { r.prompt_2 = {"a bird"}; });
+}
+
+TEST_F(LoadedPipeline, StepsOfPromptsAreThoseOfSamplersThatCallTheModelTwice) {
+  // Heun's second call of a step has the text of the first, and PNDM's 5 calls are 4 steps.
+  for (const char* scheduler : {"heun", "pndm"}) {
+    request.prompt_syntax = "a1111", request.scheduler.scheduler = scheduler;
+    DiffusionPipeline pipeline = DiffusionPipeline::load(kSd, options);
+    const auto sampled = [&](const std::string& prompt) {
+      request.prompt = {prompt};
+      return pipeline.generate(request).latents;
+    };
+    const HostArray first = sampled("red"), by_part = sampled("[red:blue:0.5]");
+    EXPECT_TRUE(same(by_part, sampled("[red:blue:2]"))) << scheduler;
+    EXPECT_FALSE(same(by_part, sampled("[red:blue:3]"))) << scheduler;
+    EXPECT_FALSE(same(first, sampled("[red:blue:3]"))) << scheduler;
+    EXPECT_TRUE(same(first, sampled("[red:blue:4]"))) << scheduler;
+  }
+}
+
+TEST_F(LoadedPipeline, StepsOfPromptsGoOnInTheSecondPassOfHires) {
+  request.prompt_syntax = "a1111", request.scheduler.scheduler = "euler";
+  request.hires_scale = 2, request.hires_strength = 0.5, request.hires_upscaler = "latent";
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kSd, options);
+  const auto sampled = [&](const std::string& prompt) {
+    request.prompt = {prompt};
+    return pipeline.generate(request).latents;
+  };
+  const HostArray red = sampled("red"), then_blue = sampled("[red:blue:4]");
+  EXPECT_FALSE(same(red, then_blue));
+  EXPECT_FALSE(same(sampled("blue"), then_blue));
+  EXPECT_TRUE(same(then_blue, sampled("[red:blue:1.0]")));
+  EXPECT_TRUE(same(red, sampled("[red:blue:99]")));
+  EXPECT_FALSE(same(then_blue, sampled("[red:blue:1.25]")));  // after the first of two steps
+  EXPECT_FALSE(same(red, sampled("[red:blue:1.25]")));
+}
+
+TEST_F(LoadedPipeline, PromptsThatChangeAreRefusedWhereTextsCannot) {
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kSd, options);
+  request.prompt = {"[red:blue:0.5]"}, request.prompt_syntax = "a1111";
+  request.scan_diffusion_loop = true;
+  EXPECT_TRUE(contains(refusal([&] { pipeline.generate(request); }),
+                       "prompt has [from:to:when] or [a|b] with scan_diffusion_loop=true; expected false"));
+  request.scan_diffusion_loop = false, request.cache.use_deepcache = true;
+  EXPECT_TRUE(contains(refusal([&] { pipeline.generate(request); }),
+                       "prompt has [from:to:when] or [a|b] with use_deepcache=true; expected false"));
 }
 
 TEST_F(LoadedPipeline, SeedsOfEachPromptGiveWhatRequestsOfTheirOwnGive) {

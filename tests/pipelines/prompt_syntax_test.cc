@@ -7,6 +7,9 @@
 #include <filesystem>
 #include <regex>
 
+#include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/encoders/prompt_schedule.h"
 #include "maxdiffusion/families/open_model.h"
 #include "maxdiffusion/pipelines/pipeline.h"
 #include "maxdiffusion/tokenizers/placeholders.h"
@@ -54,6 +57,47 @@ TEST(PromptSyntax, OfComfyUiIsReadAsItDefines) {
                                                         {"(a:1e-1)", "a*0.1"},
                                                         {"(a:nan)", "a:nan*1.1"}})
     EXPECT_EQ(read_as("comfyui", prompt), parts) << prompt;
+}
+
+TEST(PromptSchedule, GivesTheTextsOfA1111InEveryStep) {
+  int changing = 0;
+  for (const nlohmann::json& c : parse_json(read_file(MD_SOURCE_DIR "/tests/golden/prompts/schedules.json"))) {
+    const PromptSchedule schedule(c.at("prompt").get<std::string>());
+    const auto steps = c.at("steps").get<int64_t>();
+    const auto texts = c.at("texts").get<std::vector<std::string>>();  // of two passes
+    ASSERT_EQ(std::ssize(texts), 2 * steps);
+    for (size_t i = 0; i < texts.size(); ++i)
+      EXPECT_EQ(schedule.at(static_cast<int64_t>(i), steps), texts[i])
+          << c.at("prompt") << " step " << i << "/" << steps;
+    const bool differs = std::ranges::any_of(texts, [&](const std::string& t) { return t != texts[0]; });
+    EXPECT_TRUE(schedule.changes() || !differs) << c.at("prompt");
+    changing += differs ? 1 : 0;
+  }
+  EXPECT_GT(changing, 60);
+}
+
+TEST(PartsOfPrompts, AreThoseOfA1111) {
+  const auto read = [](const std::string& prompt) {
+    std::string out;
+    for (const PartOfPrompt& p : parts_of_prompt(prompt)) out += fmt::format("{}*{}|", p.text, p.weight);
+    return out;
+  };
+  for (const auto& [prompt, parts] : std::map<std::string, std::string>{
+           {"cat :1.2 AND dog:.8", "cat*1.2| dog*0.8|"},
+           {"a (red:1.3) cat AND [a:b:0.5] AND x: -1. ", "a (red:1.3) cat*1| [a:b:0.5]*1| x*-1|"},
+           {"cat AND", "cat*1|*1|"},
+           {"AND cat", "*1| cat*1|"},
+           {"SAND and AND_B, BRAND", "SAND and AND_B, BRAND*1|"},
+           {"ratio 16:9", "ratio 16:9*1|"},  // the web UI takes 9 as a weight, also without AND
+           {"one\nline :2 ANDAND AND two\nlines :3", "one\nline :2 ANDAND*1| two\nlines*3|"}})
+    EXPECT_EQ(read(prompt), parts);
+}
+
+TEST(PromptSchedule, ReadsDeepAndLongTextsInLittleTime) {
+  const std::string deep = std::string(20000, '[') + "a:b:3]", wide(20000, '|');
+  EXPECT_FALSE(PromptSchedule(wide).changes());
+  EXPECT_TRUE(PromptSchedule(deep).changes());
+  EXPECT_EQ(PromptSchedule(deep).at(3, 4), std::string(19999, '[') + "b");
 }
 
 TEST(PromptSyntax, ChunksAreOfSeventyFiveTokensAndEndAfterCommasOfA1111) {
