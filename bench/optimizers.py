@@ -33,6 +33,7 @@ def makers():
 
     return {"adamw": lambda p: torch.optim.AdamW(p, lr=1e-4), "sgd": lambda p: torch.optim.SGD(p, lr=1e-4, momentum=0.9),
             "adamw8bit": of("bitsandbytes.optim", "AdamW8bit"), "adafactor": adafactor,
+            "muon": lambda p: torch.optim.Muon([x for x in p if x.dim() == 2], lr=1e-4),
             "came": of("came_pytorch", "CAME"), "lion": of("lion_pytorch", "Lion"),
             "prodigy": of("prodigyopt", "Prodigy"), "schedule_free_adamw": of("schedulefree", "AdamWScheduleFree")}
 
@@ -78,7 +79,7 @@ def main():
     o = parser.parse_args()
     if o.peer:
         return peer(o.peer, o.matrices)
-    names = o.names or ["adamw", "adamw8bit", "adafactor", "came", "lion", "prodigy", "schedule_free_adamw", "sgd"]
+    names = o.names or ["adamw", "adamw8bit", "adafactor", "came", "lion", "prodigy", "schedule_free_adamw", "muon", "sgd"]
     ours, theirs, reasons = {}, {}, {}
     for _ in range(o.rounds):
         for name in dict.fromkeys(["adamw", *names]):
