@@ -654,6 +654,11 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
         if (preview) o.preview(first, rows(preview->wait(), 0, std::min(batch, samples - first)));
         preview.reset();
       };
+      const auto finish = [&](const PendingArray& step) {
+        step.wait();
+        done += at_once;
+        if (o.progress) o.progress(done, work);
+      };
       for (int64_t i = stage.first; i < stage.first + stage.steps; i += at_once) {
         if (change_weights(i))
           place(devices, *program, read_weights(weights, params, missing_weights(graph, params, denoiser.weights)),
@@ -683,12 +688,11 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
           out.erase(p);
         }
         for (auto& [name, a] : out) feed[name] = std::move(a);  // a reused step keeps kept0 … in `feed`
-        if (i > stage.first) last.wait();                       // the device already has the next step
+        if (i > stage.first) finish(last);                      // the device already has the next step
         last = now;
-        done += at_once;
         if (reuse) reused.push_back(i + 1);
-        if (o.progress) o.progress(done, work);
       }
+      finish(last);
       send_preview();
       for (auto& [step, flag] : decided)
         if (flag.wait().to_doubles()[0] > 0) reused.push_back(step);
