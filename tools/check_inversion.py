@@ -2,7 +2,7 @@
 
     python tools/check_inversion.py MODEL FILE [FILE]
 
-MODEL: a folder of Stable Diffusion or SDXL; FILE: learned_embeds.safetensors, and for SDXL's second text encoder
+MODEL: a folder of Stable Diffusion, SDXL or FLUX.1; FILE: learned_embeds.safetensors, and for SDXL's second text encoder
 learned_embeds_2.safetensors. Needs torch, diffusers and transformers. Exit status 0 if all checks pass.
 """
 import argparse
@@ -23,7 +23,7 @@ def main():
     pipe = diffusers.DiffusionPipeline.from_pretrained(words.model, torch_dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     encoders = [(pipe.text_encoder, pipe.tokenizer)]
-    if hasattr(pipe, "text_encoder_2"):
+    if hasattr(pipe, "text_encoder_2") and type(pipe.text_encoder_2).__name__.startswith("CLIP"):
         encoders.append((pipe.text_encoder_2, pipe.tokenizer_2))
     if len(words.files) != len(encoders):
         sys.exit(f"{len(words.files)} files for {len(encoders)} text encoders")
