@@ -101,13 +101,19 @@ def run_levels(name, schedule, config, steps):
     return from_diffusers
 
 
-def two_s_ancestral(config, steps):
-    """k-diffusion's sample_dpmpp_2s_ancestral with η = 1, with x0 from predicted noise."""
+def euler_levels(config, steps):
+    """Levels of diffusers' Euler, their timesteps, the timestep of any level, and the initial sigma."""
     euler = in_precision("EulerDiscreteScheduler", torch.float64, np.float64).from_config(config)
     euler.set_timesteps(steps)
     levels = euler.sigmas.tolist()
     log_table = np.log(np.sqrt((1 - euler.alphas_cumprod) / euler.alphas_cumprod).numpy())
-    initial = float(euler.init_noise_sigma)
+    time_of = lambda sigma: float(euler._sigma_to_t(np.array(sigma), log_table))
+    return levels, euler.timesteps.tolist(), time_of, float(euler.init_noise_sigma)
+
+
+def two_s_ancestral(config, steps):
+    """k-diffusion's sample_dpmpp_2s_ancestral with η = 1, with x0 from predicted noise."""
+    levels, times, time_of, initial = euler_levels(config, steps)
     x, values, spread, timesteps = np.array([1.0, -0.4]) * initial, [], [], []
 
     def x0_of(x, sigma, t):
@@ -115,7 +121,7 @@ def two_s_ancestral(config, steps):
         out = 0.3 * x / np.sqrt(sigma**2 + 1) + 0.1 * t / 1000 - 0.2
         return x - sigma * out
 
-    for s, following, t in zip(levels[:-1], levels[1:], euler.timesteps.tolist()):
+    for s, following, t in zip(levels[:-1], levels[1:], times):
         up = min(following, (following**2 * (s**2 - following**2) / s**2) ** 0.5)
         down = (following**2 - up**2) ** 0.5
         x0 = x0_of(x, s, t)
@@ -127,7 +133,7 @@ def two_s_ancestral(config, steps):
             x2 = middle / s * x - np.expm1(-h / 2) * x0
             values.append([float(v) for v in x2])
             spread.append(0.0)
-            x0 = x0_of(x2, middle, float(euler._sigma_to_t(np.array(middle), log_table)))
+            x0 = x0_of(x2, middle, time_of(middle))
             x = down / s * x - np.expm1(-h) * x0
         values.append([float(v) for v in x])
         spread.append(up)
@@ -142,24 +148,20 @@ def karras(n, low, high):
 
 def restart(config, steps):
     """Restart of Xu et al. 2023 with the web UI's choices, with x0 from predicted noise and without its noise."""
-    euler = in_precision("EulerDiscreteScheduler", torch.float64, np.float64).from_config(config)
-    euler.set_timesteps(steps)
-    levels = euler.sigmas.tolist()
-    log_table = np.log(np.sqrt((1 - euler.alphas_cumprod) / euler.alphas_cumprod).numpy())
-    initial = float(euler.init_noise_sigma)
-    pairs, given = list(zip(levels[:-1], levels[1:])), dict(zip(levels, euler.timesteps.tolist()))
+    levels, times, time_of, initial = euler_levels(config, steps)
+    pairs, given = list(zip(levels[:-1], levels[1:])), dict(zip(levels, times))
     if steps >= 20:
         given = {}
-        again, times = (9, 1) if steps < 36 else (steps // 4, 2)
-        levels = karras(steps - again * times, levels[-2], levels[0]) + [0]
+        again, repetitions = (9, 1) if steps < 36 else (steps // 4, 2)
+        levels = karras(steps - again * repetitions, levels[-2], levels[0]) + [0]
         pairs = list(zip(levels[:-1], levels[1:]))
         low, high = (min(range(len(levels)), key=lambda i: abs(levels[i] - s)) for s in (0.1, 2))
         repeated = karras(again + 1, levels[low], levels[high])
-        pairs[low:low] = times * list(zip(repeated[:-1], repeated[1:]))
+        pairs[low:low] = repetitions * list(zip(repeated[:-1], repeated[1:]))
     x, values, spread, timesteps = np.array([1.0, -0.4]) * initial, [], [], []
 
     def slope_of(x, sigma):
-        timesteps.append(given.get(sigma, float(euler._sigma_to_t(np.array(sigma), log_table))))
+        timesteps.append(given.get(sigma, time_of(sigma)))
         return 0.3 * x / np.sqrt(sigma**2 + 1) + 0.1 * timesteps[-1] / 1000 - 0.2
 
     for i, (s, following) in enumerate(pairs):
