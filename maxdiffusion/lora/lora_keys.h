@@ -93,7 +93,7 @@ struct LoraChoice {
   double scale = 1;
   std::optional<size_t> denoiser = {};    // index, from high noise to low noise; none: from the file, else the first
   std::optional<double> text_scale = {};  // of the text encoders; none: scale
-  std::string block_weights = {};         // LoraBlocks::scales
+  std::string block_weights = {};         // LoraBlocks::factors
   StepRange steps = {};
 };
 /// Names what lora_files and the lists next to it add: equal texts, equal files, scales and steps.
