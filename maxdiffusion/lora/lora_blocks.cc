@@ -6,7 +6,6 @@
 #include <charconv>
 #include <cmath>
 #include <optional>
-#include <ranges>
 #include <regex>
 
 #include "maxdiffusion/base/error.h"
@@ -118,6 +117,8 @@ std::map<std::string, std::map<std::string, double>> LoraBlocks::factors(const s
   }
   const std::vector<std::string>& order =
       !attending_.empty() && texts.size() == attending_.size() ? attending_ : blocks_;
+  std::vector<std::string> names = {"ALL", "NONE", "ALL0.5"};
+  for (const auto& [preset, weights] : presets()) names.push_back(preset);
   std::map<std::string, double> of_block;
   for (const std::string& block : blocks_) of_block[block] = 0;
   of_block[""] = 1;
@@ -125,9 +126,8 @@ std::map<std::string, std::map<std::string, double>> LoraBlocks::factors(const s
         texts.size(), summary(blocks_), attending_.empty() ? "" : " or " + summary(attending_));
   for (size_t i = 0; i < texts.size(); ++i) {
     const auto value = number_in(texts[i]);
-    check(value.has_value(), Code::invalid_config,
-          "lora_block_weights has '{}'; expected numbers, or one of: ALL, NONE, ALL0.5, {}", texts[i],
-          fmt::join(presets() | std::views::keys, ", "));
+    check(value.has_value(), Code::invalid_config, "lora_block_weights has '{}'; expected numbers, or one of: {}",
+          texts[i], fmt::join(names, ", "));
     of_block[order[i]] = *value;
   }
   std::map<std::string, std::map<std::string, double>> out;

@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/encoders/adapter_image.h"
 #include "maxdiffusion/encoders/image_conditioner.h"
