@@ -1,6 +1,7 @@
 // Block weights of LoRA files: which weight each block has, and how many a model has.
 #include "maxdiffusion/lora/lora_blocks.h"
 
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
