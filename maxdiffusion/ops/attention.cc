@@ -90,8 +90,9 @@ struct AttentionCall {
 
   bool is_long() const { return std::min(q.dim(1), k.dim(1)) >= options.flash_min_seq_length; }
   bool stores_too_much() const {
-    return q.graph().options().platform == Platform::cpu &&
-           q.dim(0) * q.dim(2) * q.dim(1) * k.dim(1) > kMostLogitsOnCpu / 4;
+    double logits = 1;  // not a whole number: sizes of a damaged config may be any
+    for (const int64_t size : {q.dim(0), q.dim(2), q.dim(1), k.dim(1)}) logits *= static_cast<double>(size);
+    return q.graph().options().platform == Platform::cpu && logits > static_cast<double>(kMostLogitsOnCpu) / 4;
   }
   LocalAttention local_options(bool in_blocks) const {
     return {.scale = options.scale,

@@ -45,7 +45,8 @@ std::string with_dot(const std::string& ending) {
 /// Allows buckets of every shape from 1:4 to 4:1.
 void allow_all_shapes(FolderImages& images) {
   const int64_t step = images.bucket_reso_steps;
-  const auto side = static_cast<int64_t>(std::sqrt(static_cast<double>(images.size.width * images.size.height)));
+  const auto side =
+      static_cast<int64_t>(std::sqrt(static_cast<double>(images.size.width) * static_cast<double>(images.size.height)));
   images.min_bucket_reso = std::max(step, side / 2 / step * step);
   images.max_bucket_reso = std::max(step, (2 * side + step - 1) / step * step);
 }
