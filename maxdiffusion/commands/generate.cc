@@ -456,20 +456,20 @@ Words words_of_image(const Words& words, const std::string& folder) {
   return out;
 }
 
-/// A run's folder means its config; an image means the config that generated it.
+/// A run's folder means its config; an image the config that generated it; a model what is usual for it.
 template <bool kControl, bool kAsReference>
 void generate_of(const Words& words) {
   Words w = words;
   const bool image = !w.empty() && is_image(w[0]);
-  const TemporaryFolder folder;
-  if (image)
-    w = words_of_image(w, folder.path());
-  else if (!w.empty() && !names_model(w[0]))
-    w[0] = config_file(w[0]);
   const bool model = !image && !w.empty() && names_model(w[0]);
-  if (model) {
+  const TemporaryFolder folder;
+  if (image) {
+    w = words_of_image(w, folder.path());
+  } else if (model) {
     w = words_of_model(w[0], Words(w.begin() + 1, w.end()));
     w.insert(w.begin(), "output_dir=.");
+  } else if (!w.empty()) {
+    w[0] = config_file(w[0]);
   }
   generate(generate_request(model ? config_of_keys(w) : config_of(kControl ? "generate_controlnet" : "generate", w)),
            {.with_control = kControl, .as_reference = kAsReference});

@@ -38,6 +38,7 @@ FamilySpec flux2_spec(const ModelFolder& folder) {
   const std::shared_ptr<const Autoencoder> vae = folder.autoencoder("vae");
   const auto& qwen3 = folder.config<Qwen3Config>(kEncoder);
   const auto length = folder.option<int64_t>("max_sequence_length", 512);
+  const bool distilled = folder.option("is_distilled", false);
   const std::vector<int64_t> layers = layers_of(folder);
   const int64_t features = std::ssize(layers) * qwen3.hidden_size;
   FamilySpec spec = {
@@ -52,10 +53,10 @@ FamilySpec flux2_spec(const ModelFolder& folder) {
                          .prepare = [](const std::string& prompt) { return qwen3_chat(prompt, false); },
                          .lora_targets = kDecoderLoraTargets}},
       .conditioning = {{kPrompt, {DType::f32, {length, features}}}},
-      .unguided_only = folder.option("is_distilled", false),
+      .unguided_only = distilled,
       .even_flow_steps = true,
       .log_shift = empirical_shift,
-      .sample_defaults = {.num_inference_steps = folder.option("is_distilled", false) ? 4 : 50, .guidance_scale = 4},
+      .sample_defaults = {.num_inference_steps = distilled ? 4 : 50, .guidance_scale = 4},
       .image_to_image = ImageToImage{.inpaint_strength = 0.8, .runs_begun_steps = true, .mask_of_middle = true},
       .blocks = "transformer_blocks",
       .block_count = transformer.num_layers,

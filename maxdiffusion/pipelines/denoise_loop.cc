@@ -529,7 +529,7 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
   std::ranges::transform(table.timesteps, times.mutable_view<float>().begin(),
                          [](double t) { return static_cast<float>(t); });
 
-  const std::vector<int64_t> numbers = step_numbers(*scheduler, table, o);
+  const std::vector<int64_t> numbers = o.change_weights ? step_numbers(*scheduler, table, o) : std::vector<int64_t>();
 
   const HostArray renoise = HostArray::of<float>({DType::f32, {std::ssize(table.renoise)}},
                                                  std::vector<float>(table.renoise.begin(), table.renoise.end()));
