@@ -88,7 +88,7 @@ std::shared_ptr<Client> Client::open(const std::string& hardware, const Options&
   const PlatformDef& platform = platform_for(hardware);
   if (plugin_path.empty()) check_present(platform);
   Options all = options;
-  all.insert(platform.default_options.begin(), platform.default_options.end());
+  if (platform.client_options) all.merge(platform.client_options(options));
   auto plugin = Plugin::load(plugin_path.empty() ? Plugin::find(hardware) : plugin_path);
   return std::shared_ptr<Client>(new Client(std::move(plugin), platform, all, std::move(shared)));
 }

@@ -12,7 +12,10 @@ const PlatformDef kCpuPlatform = {
 #else  // the first plugin has no build for other architectures
     .wheel = "xla-cpu-pjrt",
 #endif
-    .default_options = {{"cpu_device_count", int64_t{1}}},  // some builds default to 4
+    .client_options =
+        [](const Options&) {
+          return Options{{"cpu_device_count", int64_t{1}}};
+        },  // some default to 4
     // Optimization barriers that are kept to the end are what makes rematerialization lower the peak: if they are
     // expanded early, the default of this compiler, the recomputation is merged with the forward pass (tests/autodiff,
     // deep chain). Fusions for YNNPACK build their pipelines during the first step, 2 s for a UNet, and do not make

@@ -8,6 +8,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/pjrt/client.h"
+#include "maxdiffusion/pjrt/gpu_memory.h"
 #include "maxdiffusion/pjrt/platforms.h"
 
 namespace md::pjrt {
@@ -104,6 +105,12 @@ std::optional<DeviceRates> rates(std::string_view kind) {
   return c->rates;
 }
 
+Options client_options(const Options& given) {
+  const auto visible = given.find("visible_devices");
+  return gpu_memory_options(
+      gpu_memory(visible == given.end() ? std::vector<int64_t>{} : std::get<std::vector<int64_t>>(visible->second)));
+}
+
 /// Supported from Ada and Hopper on.
 bool has_float8(const Device& device) { return device.compute_capability >= 8.9; }
 
@@ -125,7 +132,7 @@ const PlatformDef kGpuPlatform = {
     .plugin_files = {"jax_plugins/xla_cuda13/xla_cuda_plugin.so", "xla_plugins/xla_cuda13/xla_cuda_plugin.so",
                      "xla_plugins/xla_cuda13_pjrt/xla_cuda13_pjrt.so"},
     .wheel = "jax-cuda13-pjrt",
-    .default_options = {},
+    .client_options = client_options,
     // Collectives overlap with computation. Triton's tiles are tuned on the card, which may not be attached; untuned
     // ones are tiny, and cuBLAS is faster.
     .compile_flags = {{"xla_gpu_enable_latency_hiding_scheduler", "True"}, {"xla_gpu_enable_triton_gemm", "False"}},

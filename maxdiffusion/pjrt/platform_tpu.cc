@@ -128,7 +128,7 @@ const PlatformDef kTpuPlatform = {
     .hardware = "tpu",
     .plugin_files = {"libtpu/libtpu.so"},
     .wheel = "libtpu",
-    .default_options = {},
+    .client_options = nullptr,
     // Loops copy one row ahead (ops/control_flow.cc). The compiler's own pipelining would carry the copied rows once
     // more, into memory in which their copy can begin only after their last use.
     .host_flags = {{"xla_tpu_pipeline_memory_host_transfers", "False"}},

@@ -33,7 +33,7 @@ struct ModelRun {
 };
 /// Runs the model and computes the gradients of Σ over outputs of sum(out · dot). Throws unless parameters and weights
 /// have the same names and shapes. `kernels` false: uses only composed operations, as other devices do.
-ModelRun run_case(const ModelCase& c, const Forward& forward, const ScopeOptions& options = {}, bool kernels = true);
+ModelRun run_case(const ModelCase& c, const Forward& forward, ScopeOptions options = {}, bool kernels = true);
 
 /// The largest relative distance ‖got − want‖ / ‖want‖ of a tensor, and its name. The error of a tensor that is
 /// analytically zero (a bias before a norm) is divided by the largest norm of its group. Infinite if names or shapes
