@@ -49,7 +49,7 @@ struct Recorder::Impl {
   std::unique_ptr<JsonlWriter> lines, metrics_file;
   std::unique_ptr<ProgressBar> bar;
   std::map<std::string, Curve> curves = {{"loss", {.name = "loss"}}};  // and each eval_loss…
-  Clock::time_point read_at = Clock::now();
+  Clock::time_point step_began = Clock::now();
   // The step whose metrics are being copied; 0: none.
   int64_t pending_step = 0;
   std::map<std::string, PendingArray> pending;
@@ -140,13 +140,16 @@ void Recorder::read_pending(const std::function<Scalars()>& extra) {
   if (r.pending_step == 0) return;
   const int64_t step = std::exchange(r.pending_step, 0);
   Scalars values = std::exchange(r.pending_known, {});
+  // A step lasts from the end of the one before to its own, not to its reading: a host that takes longer to start a
+  // step than the device to compute it reads a result that has long been there.
+  auto ended = r.pending.empty() ? Clock::now() : r.step_began;
   for (auto& [name, pending] : std::exchange(r.pending, {})) {
     const HostArray a = pending.wait();
     check(a.shape().elements() == 1, Code::internal, "metric '{}': {} is not a scalar", name, to_string(a.shape()));
     values[name] = a.to_doubles()[0];
+    ended = std::max(ended, pending.ended());
   }
-  const auto now = Clock::now();
-  const double seconds = seconds_between(std::exchange(r.read_at, now), now);
+  const double seconds = std::max(seconds_between(std::exchange(r.step_began, ended), ended), 1e-9);
   if (extra) {
     values.merge(extra());
     restart_clock();
@@ -203,7 +206,7 @@ void Recorder::record(int64_t step, Scalars values, double step_seconds) {
   if (due) r.flush();
 }
 
-void Recorder::restart_clock() { impl_->read_at = Clock::now(); }
+void Recorder::restart_clock() { impl_->step_began = Clock::now(); }
 
 EventWriter* Recorder::events() { return impl_->events.get(); }
 

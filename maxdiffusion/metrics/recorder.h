@@ -79,7 +79,7 @@ class Recorder {
   void read_pending(const std::function<Scalars()>& extra = {});
   /// Reads pending metrics and flushes the files, before a checkpoint.
   void flush();
-  /// Excludes the time since the last reading (an evaluation, a compilation) from the next step time.
+  /// Excludes the time since the end of the last step (an evaluation, a compilation) from the next step time.
   void restart_clock();
   /// For texts and images of the run. Null if nothing is written.
   EventWriter* events();

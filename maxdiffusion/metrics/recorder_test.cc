@@ -150,17 +150,15 @@ class RecorderOnDevice : public testing::Test {
 // S2-85, S2-116…119, S4-71, S4-73, S4-104…107
 TEST_F(RecorderOnDevice, ReadsOneStepLateAndWritesEverything) {
   using Clock = std::chrono::steady_clock;
-  std::chrono::duration<double> least{}, most{};
+  std::chrono::duration<double> most{};
   {
     const auto before = Clock::now();
     Recorder rec(options());
-    const auto begun = Clock::now();
     for (int64_t step = 1; step <= 6; ++step) {
       rec.push(step, devices, step_metrics(1.0f / static_cast<float>(step)), {{"learning_rate", 1e-3}});
       EXPECT_EQ(rec.loss().x.size(), static_cast<size_t>(step - 1));
       if (step == 4) std::this_thread::sleep_for(std::chrono::milliseconds(40));
     }
-    least = Clock::now() - begun;
     rec.finish();
     most = Clock::now() - before;
   }
@@ -170,11 +168,11 @@ TEST_F(RecorderOnDevice, ReadsOneStepLateAndWritesEverything) {
   EXPECT_FLOAT_EQ(lines[3]["loss"].get<float>(), 0.25f);
   EXPECT_FLOAT_EQ(lines[3]["grad_norm"].get<float>(), 0.5f);
   EXPECT_DOUBLE_EQ(lines[3]["learning_rate"].get<double>(), 1e-3);
-  // A step ends when its metrics are read, so step times add up to the elapsed time; the fourth step slept.
+  // Steps follow each other, so their times add up to the time until the last ended; the fifth began late.
   double total = 0;
   for (const auto& line : lines) total += line["step_time_seconds"].get<double>();
-  EXPECT_GE(lines[3]["step_time_seconds"].get<double>(), 0.04);
-  EXPECT_GE(total, least.count() - 1e-6);
+  EXPECT_GE(lines[4]["step_time_seconds"].get<double>(), 0.039);
+  EXPECT_GE(total, 0.04);
   EXPECT_LE(total, most.count() + 1e-6);
   EXPECT_DOUBLE_EQ(lines[3]["per_device_tflops"].get<double>(), 3);
   EXPECT_NEAR(lines[3]["per_device_tflops_per_sec"].get<double>() * lines[3]["step_time_seconds"].get<double>(), 3,
@@ -206,7 +204,7 @@ TEST_F(RecorderOnDevice, MeasuresTheTimeOfAStepAndFlushesEachPeriod) {
   Recorder rec(o);
   for (int64_t step = 1; step <= 6; ++step) {
     rec.push(step, devices, step_metrics(1));
-    std::this_thread::sleep_for(std::chrono::milliseconds(step == 4 ? 60 : 20));
+    std::this_thread::sleep_for(std::chrono::milliseconds(step == 6 ? 200 : step == 4 ? 60 : 20));
   }
   rec.finish();
   const std::chrono::duration<double> all = std::chrono::steady_clock::now() - start;
@@ -215,7 +213,9 @@ TEST_F(RecorderOnDevice, MeasuresTheTimeOfAStepAndFlushesEachPeriod) {
   double sum = 0;  // S2-119
   for (const auto& line : lines_of(t / "run/metrics.jsonl")) {
     const double seconds = line["step_time_seconds"];
-    EXPECT_GE(seconds, line["step"] == 4 ? 0.06 : 0.02) << line;
+    const int64_t step = line["step"];
+    EXPECT_GE(seconds, step == 1 ? 0 : step == 5 ? 0.058 : 0.018) << line;
+    EXPECT_LT(seconds, 0.2) << line;  // a step does not last until it is read, of which the last one shows
     sum += seconds;
   }
   EXPECT_LE(sum, all.count());

@@ -65,6 +65,19 @@ TEST_F(QuantizationTest, IntegersAreMultipliedIntoWideSums) {
   EXPECT_EQ(table.params()[0].shape.dtype, DType::f32);  // stored types are unchanged
 }
 
+TEST_F(QuantizationTest, ConvolutionsOfIntegersAreInBf16OnGpus) {
+  GraphOptions options;
+  options.platform = Platform::gpu;
+  Graph on_gpu(options);
+  const Tensor image = on_gpu.input("x", {DType::bf16, {2, 4, 4, 3}});
+  const Scope s(on_gpu, table, "unet", {.activations = DType::bf16, .quantization = make_quantization(keys("int8"))});
+  on_gpu.output("y", nn::conv2d(s / "conv", nn::linear(s / "to_q", image, {.out = 3}), {.out = 2}));
+  const std::string text = to_stablehlo(on_gpu);
+  EXPECT_EQ(times(text, "(tensor<2x4x4x3xi8>, tensor<3x3xi8>) -> tensor<2x4x4x3xi32>"), 1U) << text;
+  EXPECT_EQ(times(text, "(tensor<2x4x4x3xbf16>, tensor<2x3x3x3xbf16>) -> tensor<2x4x4x2xf32>"), 1U) << text;
+  EXPECT_EQ(times(text, "(tensor<2x4x4x2xf32>) -> tensor<2x4x4x2xi32>"), 1U) << text;
+}
+
 TEST_F(QuantizationTest, FloatsAreMultipliedIntoWideSums) {
   const std::string text = program(model(root(keys("fp8"))));
   EXPECT_EQ(times(text, "(tensor<2x4x4x3xf8E4M3FN>, tensor<3x3xf8E4M3FN>) -> tensor<2x4x4x3xf32>"), 2U) << text;

@@ -99,19 +99,25 @@ std::string layout(const char* letters, size_t spatial) {
 
 Value print_conv(EmitCtx& c, const Value& lhs, const Value& rhs, const char* lhs_layout, const char* rhs_layout,
                  const char* out_layout, const Window& w, Precision precision) {
+  // cuDNN does not add up products of 8-bit integers. They are exact in bf16, and so are their f32 sums up to 2²⁴.
+  const bool in_bf16 = c.platform() == Platform::gpu && lhs.shape.dtype == DType::s8;
+  std::vector<Value> operands = {lhs, rhs};
+  if (in_bf16)
+    for (Value& v : operands) v = c.emit("stablehlo.convert", {v}, {DType::bf16, v.shape.dims});
   constexpr const char* kPrecision[] = {"DEFAULT", "HIGH", "HIGHEST"};
   const char* p = kPrecision[static_cast<int>(precision)];
   size_t n = w.stride.size();
   std::string padding;
   for (size_t i = 0; i < n; ++i) padding += fmt::format("{}[{}, {}]", i ? ", " : "", w.low[i], w.high[i]);
-  return c.emit(
-      "stablehlo.convolution", {lhs, rhs}, c.out(),
+  const Value y = c.emit(
+      "stablehlo.convolution", operands, in_bf16 ? Shape{DType::f32, c.out().dims} : c.out(),
       fmt::format("dimension_numbers = #stablehlo.conv<{}x{}->{}>, window_strides = {}, "
                   "padding = dense<[{}]> : tensor<{}x2xi64>, lhs_dilation = {}, rhs_dilation = {}, "
                   "feature_group_count = {} : i64, batch_group_count = {} : i64, "
                   "precision_config = [#stablehlo<precision {}>, #stablehlo<precision {}>]",
                   layout(lhs_layout, n), layout(rhs_layout, n), layout(out_layout, n), mlir_array(w.stride), padding, n,
                   mlir_array(w.lhs_dilation), mlir_array(w.rhs_dilation), w.feature_groups, w.batch_groups, p, p));
+  return in_bf16 ? c.emit("stablehlo.convert", {y}, c.out()) : y;
 }
 
 // ---- the table of implementations of the three records

@@ -105,10 +105,10 @@ std::optional<DeviceRates> rates(std::string_view kind) {
   return c->rates;
 }
 
-Options client_options(const Options& given) {
-  const auto visible = given.find("visible_devices");
+Options client_options(const Options& options) {
+  const auto visible = options.find("visible_devices");
   return gpu_memory_options(
-      gpu_memory(visible == given.end() ? std::vector<int64_t>{} : std::get<std::vector<int64_t>>(visible->second)));
+      gpu_memory(visible == options.end() ? std::vector<int64_t>{} : std::get<std::vector<int64_t>>(visible->second)));
 }
 
 /// Supported from Ada and Hopper on.
@@ -134,8 +134,11 @@ const PlatformDef kGpuPlatform = {
     .wheel = "jax-cuda13-pjrt",
     .client_options = client_options,
     // Collectives overlap with computation. Triton's tiles are tuned on the card, which may not be attached; untuned
-    // ones are tiny, and cuBLAS is faster.
-    .compile_flags = {{"xla_gpu_enable_latency_hiding_scheduler", "True"}, {"xla_gpu_enable_triton_gemm", "False"}},
+    // ones are tiny, and cuBLAS is faster. A resumed run equals one without a break to the bit: some of cuDNN's
+    // algorithms for gradients of convolutions sum in an order that differs from run to run.
+    .compile_flags = {{"xla_gpu_enable_latency_hiding_scheduler", "True"},
+                      {"xla_gpu_enable_triton_gemm", "False"},
+                      {"xla_gpu_exclude_nondeterministic_ops", "True"}},
     .environment = {"XLA_FLAGS"},
     .peak_flops = peak,
     .rates = rates,

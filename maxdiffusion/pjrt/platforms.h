@@ -31,8 +31,8 @@ struct PlatformDef {
   const char* hardware;                   // as in the config
   std::vector<const char*> plugin_files;  // inside the folder of unpacked wheels, best first
   const char* wheel;                      // contains the first of them
-  /// Options for the client in addition to `given`, which take precedence. Null: none.
-  Options (*client_options)(const Options& given);
+  /// Options for the client in addition to the caller's, which take precedence. Null: none.
+  Options (*client_options)(const Options& of_caller);
   std::vector<std::pair<const char*, const char*>>
       compile_flags;                                            // for the compiler; those of the config take precedence
   std::vector<std::pair<const char*, const char*>> lean_flags;  // instead, for programs that minimize memory

@@ -5,6 +5,7 @@
 #include <cstddef>
 
 #include "maxdiffusion/pjrt/api.h"
+#include "maxdiffusion/pjrt/profile_options.pb.h"
 
 namespace md::pjrt {
 namespace {
@@ -18,7 +19,7 @@ struct ErrorArgs {
 };
 struct CreateArgs {
   size_t struct_size;
-  const char* options;  // a ProfileOptions message; empty: the plugin's defaults
+  const char* options;  // a ProfileOptions message; of an empty one XLA traces neither host nor device
   size_t options_size;
   void* profiler;
 };
@@ -81,7 +82,13 @@ std::unique_ptr<Profiler> Profiler::start(const Client& client) {
       reinterpret_cast<const ProfilerExtension*>(find_extension(client.api(), PJRT_Extension_Type_Profiler));
   if (!extension || !extension->api) return nullptr;
   auto impl = std::make_unique<Impl>(Impl{*extension->api, nullptr, client.plugin().path()});
-  CreateArgs args{sizeof(CreateArgs), "", 0, nullptr};
+  proto::ProfileOptions options;
+  options.set_version(1);
+  options.set_host_tracer_level(2);  // what XLA's runtime does; 1: less, 3: each of its operations
+  options.set_device_tracer_level(1);
+  options.set_enable_hlo_proto(true);
+  const std::string bytes = options.SerializeAsString();
+  CreateArgs args{sizeof(CreateArgs), bytes.data(), bytes.size(), nullptr};
   impl->call(impl->api.create(&args), "create");
   impl->handle = args.profiler;
   std::unique_ptr<Profiler> p(new Profiler(std::move(impl)));

@@ -150,11 +150,15 @@ TEST(Topology, WhichGpusTalkIsReadFromAxesOfTheirMesh) {
 TEST(Topology, FlagsForGpusAreTakenAndOthersRefusedByName) {
   MD_NEEDS_GPU_COMPILER();
   const Topology t = Topology::create("gpu", "1x1x4", path, 1, "h100");
-  EXPECT_EQ(t.platform().compile_flags.size(), 2u);  // the options that options_for gives
+  EXPECT_EQ(t.platform().compile_flags.size(), 3u);  // the options that options_for gives
   for (const auto& [flag, value] : {std::pair{"xla_gpu_enable_latency_hiding_scheduler", "True"},
                                     {"xla_gpu_all_gather_combine_threshold_bytes", "134217728"},
-                                    {"xla_gpu_enable_triton_gemm", "True"}})
+                                    {"xla_gpu_exclude_nondeterministic_ops", "False"}})
     EXPECT_TRUE(t.compile(kProduct, options_for(t, {{flag, value}})).memory()) << flag;
+  // Of Triton's tiles those for a card that is not attached are not known to be deterministic.
+  EXPECT_TRUE(t.compile(kProduct, options_for(t, {{"xla_gpu_enable_triton_gemm", "True"},
+                                                  {"xla_gpu_exclude_nondeterministic_ops", "False"}}))
+                  .memory());
   // Flags that guides for TPUs recommend.
   for (const auto& [flag, value] : {std::pair{"xla_tpu_scoped_vmem_limit_kib", "65536"},
                                     {"xla_tpu_enable_async_collective_fusion", "True"},

@@ -1,6 +1,7 @@
 // Graph → executable → device arrays. The only code that moves data between host and devices.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <list>
@@ -130,6 +131,8 @@ class PendingShards {
   PendingShards() = default;
   bool ready() const;
   ShardedArray wait() const;  // throws device on failure
+  /// When the copy ended, even if wait() was called later; before that, now.
+  std::chrono::steady_clock::time_point ended() const;
   struct State;
   explicit PendingShards(std::shared_ptr<State> state) : state_(std::move(state)) {}
 
@@ -152,6 +155,7 @@ class PendingArray {
   explicit PendingArray(PendingShards shards) : shards_(std::move(shards)) {}
   bool ready() const { return shards_.ready(); }
   HostArray wait() const { return shards_.wait().whole(); }  // throws device on failure
+  std::chrono::steady_clock::time_point ended() const { return shards_.ended(); }
 
  private:
   PendingShards shards_;

@@ -3,6 +3,8 @@
 // it. Axes that a device stores in another order are transposed by the plugin on the way to the device and by this file
 // on the way back, because not every plugin supports a requested layout.
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <mutex>
 
 #include "maxdiffusion/base/error.h"
@@ -92,8 +94,26 @@ Array Devices::put(const Shape& shape, const std::function<HostArray(const Slice
   });
 }
 
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Kept by a copy until it ends: what it writes to, and where its end is noted.
+struct EndOfCopy {
+  std::shared_ptr<const void> target;
+  std::shared_ptr<std::atomic<Clock::rep>> at;
+  EndOfCopy(std::shared_ptr<const void> to, std::shared_ptr<std::atomic<Clock::rep>> noted)
+      : target(std::move(to)), at(std::move(noted)) {}
+  EndOfCopy(const EndOfCopy&) = delete;
+  EndOfCopy& operator=(const EndOfCopy&) = delete;
+  ~EndOfCopy() { at->store(Clock::now().time_since_epoch().count()); }
+};
+
+}  // namespace
+
 struct PendingShards::State {
   ShardedArray array;
+  std::shared_ptr<std::atomic<Clock::rep>> ended = std::make_shared<std::atomic<Clock::rep>>(0);
   std::vector<pjrt::Event> done;
   Axes order;  // of axes of `arrived`
   std::vector<HostArray> arrived;
@@ -124,7 +144,7 @@ static std::shared_ptr<PendingShards::State> new_state(const Array& a) {
 static void start_copy(PendingShards::State& state, const Slice& slice, const pjrt::Buffer& buffer) {
   HostArray bytes(Shape{state.array.shape.dtype, in_order(slice.size, state.order)});
   pjrt::Event done = buffer.copy_to_host(bytes.mutable_data(), bytes.bytes(), state.array.shape.rank());
-  done.keep_alive(bytes.owner());  // the caller may drop the result before the copy ends
+  done.keep_alive(std::make_shared<EndOfCopy>(bytes.owner(), state.ended));  // the caller may drop the result before
   state.array.shards.push_back({slice, {}});
   state.arrived.push_back(std::move(bytes));
   state.done.push_back(std::move(done));
@@ -182,6 +202,11 @@ ShardedArray PendingShards::wait() const {
     state_->arrived.clear();
   });
   return state_->array;
+}
+
+Clock::time_point PendingShards::ended() const {
+  const Clock::rep at = state_->ended->load();
+  return at == 0 ? Clock::now() : Clock::time_point(Clock::duration(at));
 }
 
 HostArray Devices::get(const Array& a) const { return fetch(*this, a).wait(); }

@@ -42,6 +42,8 @@ void* error(const char* words) { return new std::string(words); }
 enum State { kCreated, kStarted, kStopped };
 
 void* create(CreateArgs* a) {
+  // ProfileOptions { host_tracer_level: 2 device_tracer_level: 1 version: 1 enable_hlo_proto: true }
+  if (std::string(a->options, a->options_size) != "\x10\x02\x18\x01\x28\x01\x38\x01") return error("other options");
   a->profiler = new State(kCreated);
   return nullptr;
 }
