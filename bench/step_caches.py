@@ -22,6 +22,7 @@ import numpy
 
 ROWS = [f"use_deepcache=true deepcache_interval={n} deepcache_branch={b}" for b, n in ((0, 2), (0, 3), (0, 5), (1, 3))] + [
     f"use_first_block_cache=true first_block_cache_threshold={x}" for x in (0.05, 0.1, 0.2)] + [
+    f"use_teacache=true teacache_coefficients=[1,0] teacache_thresh={x}" for x in (0.1, 0.2, 0.4)] + [
     "use_sen_cache=true", "use_cfg_cache=true"]
 
 

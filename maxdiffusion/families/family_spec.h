@@ -123,6 +123,8 @@ struct FamilySpec {
   SampleDefaults sample_defaults = {};
   /// For use_magcache: measured ratios, two for each step, with and without prompt; empty: not measured.
   std::function<std::vector<double>(const MediaSize&, bool images)> magcache_ratios = {};
+  /// For use_teacache: the fitted polynomial, that of the highest power first; empty: none was fitted.
+  std::function<std::vector<double>(const MediaSize&, bool images)> teacache_coefficients = {};
   std::optional<ImageToImage> image_to_image = ImageToImage{};  // absent: samples begin with noise only
   /// Name of the conditioning field, f32 [h, w, mask_channels + C], of a denoiser that was trained to inpaint: the mask
   /// (1: generated), then the scaled latents of the image without the masked part. Empty: there is none.

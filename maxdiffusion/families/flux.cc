@@ -21,20 +21,29 @@ constexpr const char *kTransformer = "transformer", *kClip = "text_encoder", *kT
                      *kIds2 = "ids_2", *kPrompt = "prompt_embeds", *kPooled = "pooled_projections",
                      *kGuidance = "guidance", *kInpainting = "inpainting";
 
+bool is_published(const FluxTransformerConfig& c) {
+  const FluxTransformerConfig published;
+  return c.num_layers == published.num_layers && c.num_single_layers == published.num_single_layers &&
+         c.width() == published.width();
+}
+
 /// For MagCache, of FLUX.1's published size: how much the norm of what the blocks add changes from step to step,
 /// measured in 28 steps by the authors of MagCache (Ma et al. 2025). Two for each step, with and without prompt, which
 /// are equal; empty for other sizes.
 std::vector<double> magcache_ratios(const FluxTransformerConfig& c) {
-  const FluxTransformerConfig published;
   std::vector<double> out;
-  if (c.num_layers != published.num_layers || c.num_single_layers != published.num_single_layers ||
-      c.width() != published.width())
-    return out;
+  if (!is_published(c)) return out;
   for (double ratio : {1.0,     1.21094, 1.11719, 1.07812, 1.0625,  1.03906, 1.03125, 1.03906, 1.02344, 1.03125,
                        1.02344, 0.98047, 1.01562, 1.00781, 1.0,     1.00781, 1.0,     1.00781, 1.0,     1.0,
                        0.99609, 0.99609, 0.98047, 0.98828, 0.96484, 0.95703, 0.93359, 0.89062})
     out.insert(out.end(), 2, ratio);
   return out;
+}
+
+/// For TeaCache, of FLUX.1's published size: fitted by its authors (Liu et al. 2024).
+std::vector<double> teacache_coefficients(const FluxTransformerConfig& c) {
+  if (!is_published(c)) return {};
+  return {4.98651651e+02, -2.83781631e+02, 5.58554382e+01, -3.82021401e+00, 2.64230861e-01};
 }
 
 FamilySpec flux_spec(const ModelFolder& folder) {
@@ -61,6 +70,7 @@ FamilySpec flux_spec(const ModelFolder& folder) {
       .sample_defaults = transformer.guidance_embeds ? SampleDefaults{.num_inference_steps = 28, .guidance_scale = 3.5}
                                                      : SampleDefaults{.num_inference_steps = 4, .guidance_scale = 0},
       .magcache_ratios = [transformer](const MediaSize&, bool) { return magcache_ratios(transformer); },
+      .teacache_coefficients = [transformer](const MediaSize&, bool) { return teacache_coefficients(transformer); },
       .image_to_image = ImageToImage{.strength = 0.6, .inpaint_strength = 0.6, .runs_begun_steps = true},
       .blocks = "transformer_blocks",
       .block_count = transformer.num_layers,

@@ -56,6 +56,11 @@ FamilySpec wan_spec(const ModelFolder& folder) {
           [transformer, two](const MediaSize& size, bool images) {
             return wan_magcache_ratios(transformer, {.two_transformers = two, .image = images, .height = size.height});
           },
+      .teacache_coefficients =
+          [transformer, two](const MediaSize& size, bool images) {
+            return wan_teacache_coefficients(transformer,
+                                             {.two_transformers = two, .image = images, .height = size.height});
+          },
       .self_attentions = self_attentions(transformer.num_layers),
       .blocks = "blocks",
       .block_count = transformer.num_layers,

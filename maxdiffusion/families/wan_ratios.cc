@@ -101,4 +101,18 @@ std::vector<double> wan_magcache_ratios(const WanTransformerConfig& c, const Wan
   return use.height >= 720 ? of(kI2v14b720) : of(kI2v14b480);
 }
 
+std::vector<double> wan_teacache_coefficients(const WanTransformerConfig& c, const WanUse& use) {
+  const auto is = [&](int64_t layers, int64_t heads) {
+    return c.num_layers == layers && c.num_attention_heads == heads;
+  };
+  const bool takes_image = c.in_channels != c.out_channels;
+  if (use.two_transformers) return {};
+  if (is(30, 12) && !takes_image)
+    return {-5.21862437e+04, 9.23041404e+03, -5.28275948e+02, 1.36987616e+01, -4.99875664e-02};
+  if (!is(40, 40) || c.pos_embed_seq_len) return {};
+  if (!takes_image) return {-3.03318725e+05, 4.90537029e+04, -2.65530556e+03, 5.87365115e+01, -3.15583525e-01};
+  if (use.height >= 720) return {8.10705460e+03, 2.13393892e+03, -3.72934672e+02, 1.66203073e+01, -4.17769401e-02};
+  return {2.57151496e+05, -3.54229917e+04, 1.40286849e+03, -1.35890334e+01, 1.32517977e-01};
+}
+
 }  // namespace md

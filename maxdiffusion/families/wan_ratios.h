@@ -16,5 +16,8 @@ struct WanUse {
 /// Two ratios, with and without prompt, for each of the steps that were measured (40 or 50); empty for a model that was
 /// not measured.
 std::vector<double> wan_magcache_ratios(const WanTransformerConfig& config, const WanUse& use);
+/// For use_teacache, of Wan 2.1: the polynomials of the change of the timestep's projection, fitted by TeaCache's
+/// authors (Liu et al. 2024); empty: none was fitted.
+std::vector<double> wan_teacache_coefficients(const WanTransformerConfig& config, const WanUse& use);
 
 }  // namespace md

@@ -62,12 +62,17 @@ struct Shared {
   nn::Rotary positions;
 };
 
+/// The image's stream, normalized and modulated for the attention of a block.
+Tensor image_input(const Scope& s, const Config& c, Tensor image, const Shared& shared) {
+  return joint::modulated(s / "norm1", joint::stream(image), shared.image[0], c.eps);
+}
+
 /// streams: text and image.
 std::vector<Tensor> double_block(const Scope& s, const Config& c, const std::vector<Tensor>& streams,
                                  const Shared& shared) {
   auto path = s.path_scope();
   Tensor text = joint::stream(streams[0]), image = joint::stream(streams[1]);
-  Tensor image_in = joint::modulated(s / "norm1", image, shared.image[0], c.eps);
+  Tensor image_in = image_input(s, c, image, shared);
   const joint::Attended y =
       joint::attend_jointly(s / "attn", sizes(c), joint::modulated(s / "norm1_context", text, shared.text[0], c.eps),
                             image_in, shared.positions);
@@ -195,7 +200,9 @@ Tensor flux2_transformer(const Scope& s, const Config& c, const Flux2Inputs& in)
             Tensor x = nn::repeat(root / "single_transformer_blocks", c.num_single_layers, concatenate(streams, 1),
                                   [&](const Scope& b, Tensor y) { return single_block(b, c, y, shared); });
             return slice_axis(x, 1, length, x.dim(1));
-          }};
+          },
+      .input = [&](const Scope& root,
+                   const Streams& xs) { return image_input(root / "transformer_blocks" / 0, c, xs[1], shared); }};
   Tensor x = slice_axis(run_blocks(s, blocks, in.reuse), 1, 0, rows * columns);
   const int64_t channels = c.out_channels.value_or(c.in_channels);
   return reshape(joint::last_layer(s, x, conditions, channels, c.eps, kBias),

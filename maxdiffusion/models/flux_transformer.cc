@@ -114,9 +114,8 @@ Tensor flux_transformer(const Scope& s, const FluxTransformerConfig& c, const Fl
       nn::with_unrotated_prefix(length, nn::grid_rotary(s.graph(), {1, in.rows, in.columns}, c.axes_dims_rope));
 
   using Streams = BlockSequence::Streams;
-  const auto double_block = [&](const Scope& b, const Streams& xs) {
-    return joint::block(b, {sizes(c), kNames, conditions, positions}, xs);
-  };
+  const joint::Block doubled{sizes(c), kNames, conditions, positions};
+  const auto double_block = [&](const Scope& b, const Streams& xs) { return joint::block(b, doubled, xs); };
   const BlockSequence blocks{
       .start = {text, image},
       .first = [&](const Scope& root, const Streams& xs) { return double_block(root / "transformer_blocks" / 0, xs); },
@@ -127,7 +126,9 @@ Tensor flux_transformer(const Scope& s, const FluxTransformerConfig& c, const Fl
                 nn::repeat(root / "single_transformer_blocks", c.num_single_layers, concatenate(streams, 1),
                            [&](const Scope& b, Tensor y) { return single_block(b, c, y, conditions, positions); });
             return slice_axis(x, 1, length, x.dim(1));
-          }};
+          },
+      .input = [&](const Scope& root,
+                   const Streams& xs) { return joint::block_input(root / "transformer_blocks" / 0, doubled, xs[1]); }};
   return joint::last_layer(s, run_blocks(s, blocks, in.reuse), conditions, c.out_channels.value_or(c.in_channels));
 }
 

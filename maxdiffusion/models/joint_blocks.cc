@@ -143,6 +143,12 @@ Attended attend_jointly(const Scope& s, const Sizes& sizes, Tensor text, Tensor 
   return {back("to_add_out", part(image_first ? image_tokens : 0, text_tokens)), to_image};
 }
 
+Tensor block_input(const Scope& s, const Block& b, Tensor image) {
+  const Scope norm = s / b.names.image_modulation;
+  image = stream(image);
+  return modulated(norm, image, image_modulations(norm, b, image.dim(1))[0]);
+}
+
 std::vector<Tensor> block(const Scope& s, const Block& b, const std::vector<Tensor>& streams) {
   auto path = s.path_scope();
   Tensor text = stream(streams[0]), image = stream(streams[1]);

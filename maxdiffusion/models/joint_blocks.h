@@ -91,6 +91,9 @@ struct Block {
 /// streams: text and image. Returns both in this order.
 std::vector<Tensor> block(const Scope& s, const Block& b, const std::vector<Tensor>& streams);
 
+/// The image's stream as the attention of a block gets it, normalized and modulated. s: scope of the block.
+Tensor block_input(const Scope& s, const Block& b, Tensor image);
+
 /// norm_out, modulated by the conditions, then proj_out: [B, L, D] → [B, L, out], f32.
 Tensor last_layer(const Scope& s, Tensor x, Tensor conditions, int64_t out, double eps = 1e-6, bool bias = true);
 

@@ -142,7 +142,9 @@ Tensor qwen_image_transformer(const Scope& s, const Config& c, const QwenImageIn
       .start = {text, image},
       .first = [&](const Scope& root, const Streams& xs) { return one(root / "transformer_blocks" / 0, xs); },
       .rest = [&](const Scope& root, const Streams& xs,
-                  int64_t from) { return nn::repeat(root / "transformer_blocks", c.num_layers, xs, one, from)[1]; }};
+                  int64_t from) { return nn::repeat(root / "transformer_blocks", c.num_layers, xs, one, from)[1]; },
+      .input = [&](const Scope& root,
+                   const Streams& xs) { return joint::block_input(root / "transformer_blocks" / 0, block, xs[1]); }};
   Tensor y = slice_axis(run_blocks(s, blocks, in.reuse), 1, 0, sample_tokens);
   return joint::last_layer(s, y, conditions, c.token_channels());
 }

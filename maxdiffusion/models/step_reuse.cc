@@ -1,5 +1,9 @@
 #include "maxdiffusion/models/step_reuse.h"
 
+#include <map>
+#include <memory>
+#include <string>
+
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/elementwise.h"
@@ -15,8 +19,18 @@ Tensor size_of(Tensor x, Tensor counts) {
   return sum(counts ? y * counts : y);
 }
 
+/// At most one iteration: `run`, or nothing and `otherwise`. Returns what the blocks add to `from`, and the sum.
+std::vector<Tensor> unless(Tensor close, Tensor from, Tensor otherwise, const std::function<Tensor(Graph& body)>& run) {
+  const std::vector<Tensor> out = while_loop(
+      {bit_not(close), otherwise, from + otherwise}, [](const std::vector<Tensor>& carry) { return carry[0]; },
+      [&](const std::vector<Tensor>& carry) -> std::vector<Tensor> {
+        const Tensor end = run(carry[0].graph());
+        return {bit_xor(carry[0], carry[0]), end - from, end};
+      });
+  return {out[1], out[2]};
+}
+
 Tensor with_first_block(const Scope& s, const BlockSequence& blocks, StepReuse& reuse) {
-  check(!s.options().scan_layers, Code::invalid_graph, "run_blocks: blocks are stacked; the first runs alone");
   const Tensor start = blocks.start.back();
   const BlockSequence::Streams after_first = blocks.first(s, blocks.start);
   const Tensor image = after_first.back(), added = image - start;
@@ -29,23 +43,57 @@ Tensor with_first_block(const Scope& s, const BlockSequence& blocks, StepReuse& 
   const Tensor size = size_of(before, blocks.counts);
   const Tensor close =
       bit_and(le(size_of(added - before, blocks.counts), size * reuse.threshold), gt(size, zeros_like(size)));
-  // At most one iteration: the other blocks run, or not.
-  const std::vector<Tensor> out = while_loop(
-      {bit_not(close), others, image + others}, [](const std::vector<Tensor>& carry) { return carry[0]; },
-      [&](const std::vector<Tensor>& carry) -> std::vector<Tensor> {
-        const Tensor end = blocks.rest(s.in_graph(carry[0].graph()), after_first, 1);
-        return {bit_xor(carry[0], carry[0]), end - image, end};
-      });
-  reuse.arrays = {where(close, before, added), out[1]};
+  const std::vector<Tensor> out =
+      unless(close, image, others, [&](Graph& body) { return blocks.rest(s.in_graph(body), after_first, 1); });
+  reuse.arrays = {where(close, before, added), out[0]};
   reuse.reused = cast(close, DType::f32);
-  return out[2];
+  return out[1];
+}
+
+/// A parameter of `s` that is traced again is the same tensor.
+Scope repeatable(const Scope& s) {
+  return s.with_source([known = std::make_shared<std::map<std::string, Tensor>>()](const Scope& below, Param p) {
+    Tensor& t = (*known)[p.path];
+    return t ? t : t = below.resolve(std::move(p));
+  });
+}
+
+Tensor polynomial(const std::vector<double>& coefficients, Tensor x) {
+  Tensor sum = zeros_like(x);
+  for (const double c : coefficients) sum = sum * x + c;
+  return sum;
+}
+
+Tensor by_input(const Scope& root, const BlockSequence& blocks, StepReuse& reuse) {
+  const Scope s = repeatable(root);
+  const Tensor start = blocks.start.back(), input = blocks.input(s, blocks.start);
+  if (reuse.arrays.empty()) {
+    const Tensor end = blocks.rest(s, blocks.start, 0);
+    reuse.arrays = {input, end - start, full(s.graph(), 0, {DType::f32, {}})};
+    return end;
+  }
+  const Tensor before = cast(reuse.arrays.at(0), input.dtype()), added = cast(reuse.arrays.at(1), start.dtype());
+  const Tensor counts = input.rank() == start.rank() ? blocks.counts : Tensor();
+  const Tensor change = size_of(input - before, counts) / size_of(before, counts);
+  const Tensor distance = reuse.arrays.at(2) + polynomial(reuse.coefficients, change);
+  // If nothing came before, the distance is not a number, and not below the threshold.
+  const Tensor close =
+      bit_and(lt(distance, scalar_like(distance, reuse.threshold)), le(reuse.runs, zeros_like(reuse.runs)));
+  const std::vector<Tensor> out =
+      unless(close, start, added, [&](Graph& body) { return blocks.rest(s.in_graph(body), blocks.start, 0); });
+  reuse.arrays = {input, out[0], where(close, distance, zeros_like(distance))};
+  reuse.reused = cast(close, DType::f32);
+  return out[1];
 }
 
 }  // namespace
 
 Tensor run_blocks(const Scope& s, const BlockSequence& blocks, StepReuse* reuse) {
   if (!reuse) return blocks.rest(s, blocks.start, 0);
-  if (reuse->of == StepReuse::Of::other_blocks) return with_first_block(s, blocks, *reuse);
+  if (reuse->of == StepReuse::Of::other_blocks || reuse->of == StepReuse::Of::input_blocks) {
+    check(!s.options().scan_layers, Code::invalid_graph, "run_blocks: blocks are stacked; the first is needed alone");
+    return reuse->of == StepReuse::Of::other_blocks ? with_first_block(s, blocks, *reuse) : by_input(s, blocks, *reuse);
+  }
   const Tensor start = blocks.start.back();
   if (!reuse->replaces_blocks()) {
     const Tensor end = blocks.rest(s, blocks.start, 0);

@@ -269,7 +269,8 @@ Tensor wan_blocks(const Scope& s, const Config& c, Tensor x, Tensor modulation, 
              return Streams{block(root / "blocks" / 0, xs[0], rows)};
            },
        .rest = [&](const Scope& root, const Streams& xs,
-                   int64_t from) { return nn::repeat(root / "blocks", c.num_layers, xs[0], stacked, block, from); }},
+                   int64_t from) { return nn::repeat(root / "blocks", c.num_layers, xs[0], stacked, block, from); },
+       .input = [&](const Scope&, const Streams&) { return modulation; }},
       in.reuse);
 }
 

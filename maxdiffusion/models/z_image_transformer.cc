@@ -87,15 +87,23 @@ Tensor feed_forward(const Scope& s, const Config& c, Tensor x) {
   return linear(s / "w2", h, c.dim, false, axis::kMlp, axis::kEmbed);
 }
 
+/// Scale and gate of attention, then of the feed-forward network; each [B, 1, D], f32.
+std::vector<Tensor> modulations(const Scope& s, const Config& c, Tensor conditions) {
+  Tensor all = linear(s / "adaLN_modulation.0", conditions, 4 * c.dim, true, axis::kEmbed, axis::kMlp);
+  return split(expand_dims(shard(f32(all), {axis::kBatch, ""}), 1), 4, 2);
+}
+
+/// Tokens as the attention of a block with modulation gets them.
+Tensor block_input(const Scope& s, const Config& c, Tensor x, Tensor conditions) {
+  return f32(nn::rms_norm(s / "attention_norm1", stream(x), c.norm_eps)) * (modulations(s, c, conditions)[0] + 1);
+}
+
 /// `conditions`: timestep embedding; absent: a block without modulation.
 Tensor block(const Scope& s, const Config& c, Tensor x, Tensor conditions, const Places& places) {
   auto path = s.path_scope();
   x = stream(x);
-  std::vector<Tensor> m;  // scale and gate of attention, then of the feed-forward network; each [B, 1, D]
-  if (conditions) {
-    Tensor all = linear(s / "adaLN_modulation.0", conditions, 4 * c.dim, true, axis::kEmbed, axis::kMlp);
-    m = split(expand_dims(shard(f32(all), {axis::kBatch, ""}), 1), 4, 2);
-  }
+  std::vector<Tensor> m;
+  if (conditions) m = modulations(s, c, conditions);
   auto normed = [&](const char* name, Tensor y) { return f32(nn::rms_norm(s / name, y, c.norm_eps)); };
   auto part = [&](const char* before, const char* behind, size_t scale, const std::function<Tensor(Tensor)>& f) {
     Tensor in = normed(before, x);
@@ -264,6 +272,8 @@ Tensor z_image_transformer(const Scope& s, const Config& c, const ZImageInputs& 
                     const Streams& xs) { return Streams{block(root / "layers" / 0, c, xs[0], conditions, places)}; },
        .rest = [&](const Scope& root, const Streams& xs,
                    int64_t from) { return blocks(root / "layers", c, c.n_layers, xs[0], conditions, places, from); },
+       .input = [&](const Scope& root,
+                    const Streams& xs) { return block_input(root / "layers" / 0, c, xs[0], conditions); },
        .counts = expand_dims(cast(lt(counted(g, batch, length), per_position(places.lengths, length)), DType::f32), 2)},
       in.reuse);
 

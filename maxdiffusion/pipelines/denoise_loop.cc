@@ -48,8 +48,13 @@ SamplingPlan sampling_plan(const Family& family, const SampleTable& table, bool 
   const FamilySpec& spec = family.spec();
   const double times = o.scheduler_config.value("num_train_timesteps", 1000.0),
                boundary = spec.boundary_ratio ? o.boundary_ratio.value_or(*spec.boundary_ratio) * times : 0;
-  SamplingPlan plan{.stages = {}, .times = table.timesteps, .height = o.size.height, .magcache_ratios = {}};
+  SamplingPlan plan{.stages = {},
+                    .times = table.timesteps,
+                    .height = o.size.height,
+                    .magcache_ratios = {},
+                    .teacache_coefficients = {}};
   if (spec.magcache_ratios) plan.magcache_ratios = spec.magcache_ratios(o.size, images);
+  if (spec.teacache_coefficients) plan.teacache_coefficients = spec.teacache_coefficients(o.size, images);
   for (double& t : plan.times) t /= times;
   std::vector<SamplingStage>& out = plan.stages;
   for (size_t i = 0; i < table.timesteps.size(); ++i) {
@@ -673,7 +678,8 @@ HostArray denoise(const Devices& devices, const Family& family, const WeightsOf&
         if (steps.guided() && o.guidance.renoises()) of_step["renoise"] = rows(renoise, i, at_once);
         if (o.preview_every > 0)
           of_step["prediction"] = prediction_factors(table.levels.at(static_cast<size_t>(i)), o.scheduler_config);
-        if (reuse) of_step["factors"] = HostArray::of<float>({DType::f32, {2}}, cache->factors(i));
+        if (reuse || (cache && cache->decides_on_device()))
+          of_step["factors"] = HostArray::of<float>({DType::f32, {2}}, cache->factors(stage, i));
         const Program& runs = reuse ? *reusing : *program;
         place(devices, runs, of_step, feed);
         ArrayMap out = runs.run(feed, denoiser.weights);

@@ -335,20 +335,19 @@ struct DiffusionPipeline::Impl {
             "{}_image is given; expected none, or {}=FILE, which this model's family takes", name, name);
     }
   }
-  /// For use_first_block_cache, which runs the first block alone. Throws invalid_config if they have to be stacked.
-  void unstack_blocks(ScopeOptions& scope) const {
+  /// For `cache`, which needs the first block alone. Throws invalid_config if they have to be stacked.
+  void unstack_blocks(ScopeOptions& scope, const std::string& cache) const {
     if (!opened)
       throw Error(Code::invalid_config,
-                  "scan_layers is true; expected false with use_first_block_cache: the blocks of a run are stacked")
+                  fmt::format("scan_layers is true; expected false with {}: the blocks of a run are stacked", cache))
           .note("try: use_magcache=true, or scan_layers=false");
     if (scope.blocks_to_swap > 0)
-      throw Error(
-          Code::invalid_config,
-          fmt::format("blocks_to_swap is {}; expected 0 with use_first_block_cache: the first block runs alone, "
-                      "and no loop copies the others",
-                      scope.blocks_to_swap))
+      throw Error(Code::invalid_config,
+                  fmt::format("blocks_to_swap is {}; expected 0 with {}: it needs the first block alone, and no loop "
+                              "copies the others",
+                              scope.blocks_to_swap, cache))
           .note("try: use_magcache=true, or blocks_to_swap=0");
-    log_info_once("scan_layers: the blocks are not stacked with use_first_block_cache");
+    log_info_once("scan_layers: the blocks are not stacked with {}", cache);
     scope.scan_layers = false;
   }
   SampleOptions options(const SampleRequest& r) {
@@ -372,7 +371,8 @@ struct DiffusionPipeline::Impl {
       o.text_batch = per_device(std::min<int64_t>(std::ssize(o.prompts), 8));
     }
     o.scope = models.scope;
-    if (o.scope.scan_layers && o.cache.use_first_block_cache) unstack_blocks(o.scope);
+    if (o.scope.scan_layers && (o.cache.use_first_block_cache || o.cache.use_teacache))
+      unstack_blocks(o.scope, o.cache.step_cache());
     o.compile = models.compile;
     return o;
   }

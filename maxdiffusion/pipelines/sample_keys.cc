@@ -7,11 +7,9 @@
 namespace md {
 
 std::vector<std::pair<std::string, bool>> StepCacheKeys::step_caches() const {
-  return {{"use_cfg_cache", use_cfg_cache},
-          {"use_magcache", use_magcache},
-          {"use_sen_cache", use_sen_cache},
-          {"use_first_block_cache", use_first_block_cache},
-          {"use_deepcache", use_deepcache}};
+  return {{"use_cfg_cache", use_cfg_cache}, {"use_magcache", use_magcache},
+          {"use_sen_cache", use_sen_cache}, {"use_first_block_cache", use_first_block_cache},
+          {"use_teacache", use_teacache},   {"use_deepcache", use_deepcache}};
 }
 
 std::string StepCacheKeys::step_cache() const {

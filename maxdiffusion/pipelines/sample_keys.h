@@ -161,10 +161,10 @@ struct SampleFileKeys : SampleKeys {
 /// Keys of caches that reuse predictions of earlier denoising steps.
 struct StepCacheKeys {
   bool use_cfg_cache = false, use_magcache = false, use_sen_cache = false, use_first_block_cache = false,
-       use_deepcache = false, use_kv_cache = false, use_batched_text_encoder = false;
-  double magcache_thresh = 0.12, retention_ratio = 0.2, first_block_cache_threshold = 0.05;
+       use_teacache = false, use_deepcache = false, use_kv_cache = false, use_batched_text_encoder = false;
+  double magcache_thresh = 0.12, retention_ratio = 0.2, first_block_cache_threshold = 0.05, teacache_thresh = 0.2;
   int64_t magcache_K = 2, deepcache_interval = 3, deepcache_branch = 0;
-  std::vector<double> mag_ratios_base, mag_ratios_base_720p, mag_ratios_base_480p;
+  std::vector<double> mag_ratios_base, mag_ratios_base_720p, mag_ratios_base_480p, teacache_coefficients;
   template <class V>
   void visit(V&& v) {
     v("use_cfg_cache", use_cfg_cache, "in some steps reuse the guidance of an earlier one");
@@ -181,6 +181,13 @@ struct StepCacheKeys {
       "skip a transformer's blocks but the first while that one adds nearly the same as before");
     v("first_block_cache_threshold", first_block_cache_threshold,
       "relative change of what the first block adds, up to which use_first_block_cache skips the others", at_least(0));
+    v("use_teacache", use_teacache,
+      "skip a transformer's blocks until what the first one computes from has changed enough");
+    v("teacache_thresh", teacache_thresh, "change of the result, as predicted, up to which use_teacache skips",
+      at_least(0));
+    v("teacache_coefficients", teacache_coefficients,
+      "polynomial from the change of the first block's input to that of the result, the highest power first; empty: "
+      "that fitted to the model");
     v("use_deepcache", use_deepcache, "reuse the deep levels of a UNet in some steps");
     v("deepcache_interval", deepcache_interval, "steps from one that computes the deep levels to the next",
       at_least(1));

@@ -65,7 +65,7 @@ class CfgCache final : public StepCache {
       reused_[static_cast<size_t>(s)] = s >= from && (s - from) % kEvery != 0;
     slow_until_ = two ? last.first : n / 2;
   }
-  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>&) const override {
+  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>&, Tensor) const override {
     const std::vector<Tensor> halves = split(step.predict(true), 2, 0);
     return {step.guide(halves[0], halves[1]), {halves[0] - halves[1]}};
   }
@@ -78,7 +78,7 @@ class CfgCache final : public StepCache {
   bool reuses(const SamplingStage&, int64_t step, const std::function<double()>&) override {
     return reused_[static_cast<size_t>(step)];
   }
-  std::vector<float> factors(int64_t step) const override {
+  std::vector<float> factors(const SamplingStage&, int64_t step) const override {
     constexpr float kMore = 1.2f;
     return step < slow_until_ ? std::vector<float>{kMore, 1} : std::vector<float>{1, kMore};
   }
@@ -115,7 +115,7 @@ class MagCache final : public StepCache {
       ratios_.push_back({(*base)[2 * i], (*base)[2 * i + 1]});
     }
   }
-  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>&) const override {
+  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>&, Tensor) const override {
     return computed_with(step, {.of = StepReuse::Of::blocks});
   }
   Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& cached, Tensor) const override {
@@ -158,7 +158,7 @@ class MagCache final : public StepCache {
 class SenCache final : public StepCache {
  public:
   explicit SenCache(const SamplingPlan& plan) : plan_(plan) {}
-  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>&) const override {
+  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>&, Tensor) const override {
     const Tensor prediction = step.combine(step.predict(true));
     return {prediction, {prediction, step.sample}};
   }
@@ -197,7 +197,7 @@ class FirstBlockCache final : public StepCache {
  public:
   explicit FirstBlockCache(double threshold) : threshold_(threshold) {}
   bool decides_on_device() const override { return true; }
-  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>& before) const override {
+  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>& before, Tensor) const override {
     return computed_with(step, {.of = StepReuse::Of::other_blocks, .threshold = threshold_, .arrays = before});
   }
   Tensor reuse(const DenoisingStep&, const std::vector<Tensor>&, Tensor) const override { return {}; }
@@ -209,11 +209,47 @@ class FirstBlockCache final : public StepCache {
   double threshold_;
 };
 
+/// Reuses all blocks until what the first one computes from has changed enough, by a polynomial fitted to the model.
+class TeaCache final : public StepCache {
+ public:
+  TeaCache(const StepCacheKeys& keys, const SamplingPlan& plan)
+      : threshold_(keys.teacache_thresh),
+        coefficients_(keys.teacache_coefficients.empty() ? plan.teacache_coefficients : keys.teacache_coefficients) {
+    if (coefficients_.empty())
+      throw Error(Code::invalid_config,
+                  "use_teacache is true; expected teacache_coefficients: none were fitted to this model")
+          .note(
+              "try: teacache_coefficients=[1, 0], which takes the change of the first block's input for that of the "
+              "result; or use_first_block_cache=true, which needs none");
+  }
+  bool decides_on_device() const override { return true; }
+  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>& before, Tensor factors) const override {
+    return computed_with(step, {.of = StepReuse::Of::input_blocks,
+                                .threshold = threshold_,
+                                .coefficients = coefficients_,
+                                .runs = reshape(slice_axis(factors, 0, 0, 1), {}),
+                                .arrays = before});
+  }
+  Tensor reuse(const DenoisingStep&, const std::vector<Tensor>&, Tensor) const override { return {}; }
+  bool reuses(const SamplingStage&, int64_t, const std::function<double()>&) override { return false; }
+  /// 1: the blocks run.
+  std::vector<float> factors(const SamplingStage& stage, int64_t step) const override {
+    const bool first = step == stage.first, last = step + 1 == stage.first + stage.steps;
+    return {first || last ? 1.0f : 0.0f, 0};
+  }
+  std::string name() const override { return "TeaCache"; }
+  std::string details() const override { return fmt::format(", thresh={}", threshold_); }
+
+ private:
+  double threshold_;
+  std::vector<double> coefficients_;
+};
+
 /// Computes the deep levels of a UNet in every `interval`-th step.
 class DeepCache final : public StepCache {
  public:
   DeepCache(int64_t interval, int64_t branch) : interval_(interval), branch_(branch) {}
-  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>&) const override {
+  CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>&, Tensor) const override {
     return computed_with(step, {.of = StepReuse::Of::deep_levels, .branch = branch_});
   }
   Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& cached, Tensor) const override {
@@ -238,8 +274,8 @@ Tensor low_frequencies(Tensor x) {
 }
 
 void check_step_cache(const StepCacheKeys& keys, const FamilySpec& spec, bool controls) {
-  check(!(keys.use_magcache || keys.use_first_block_cache) || !spec.blocks.empty(), Code::invalid_config,
-        "{} is true; expected false: this model is no sequence of blocks", keys.step_cache());
+  check(!(keys.use_magcache || keys.use_first_block_cache || keys.use_teacache) || !spec.blocks.empty(),
+        Code::invalid_config, "{} is true; expected false: this model is no sequence of blocks", keys.step_cache());
   if (!keys.use_deepcache) return;
   check(spec.up_layers > 1, Code::invalid_config, "use_deepcache is true; expected false: this model is no UNet");
   check(keys.deepcache_branch + 1 < spec.up_layers, Code::invalid_config,
@@ -257,6 +293,7 @@ std::unique_ptr<StepCache> make_step_cache(const StepCacheKeys& keys, const Samp
   if (keys.use_magcache) return std::make_unique<MagCache>(keys, plan);
   if (keys.use_sen_cache) return std::make_unique<SenCache>(plan);
   if (keys.use_first_block_cache) return std::make_unique<FirstBlockCache>(keys.first_block_cache_threshold);
+  if (keys.use_teacache) return std::make_unique<TeaCache>(keys, plan);
   if (keys.use_deepcache) return std::make_unique<DeepCache>(keys.deepcache_interval, keys.deepcache_branch);
   return nullptr;
 }

@@ -1,7 +1,7 @@
 // Denoising steps that reuse predictions of earlier steps instead of running the whole model. Sources: Lyu et al. 2024
 // (FasterCache, section 3.3: guidance by frequency, use_cfg_cache); Ma et al. 2025 (MagCache); SenCache
 // (arXiv:2602.24208); those of models/step_reuse.h. Of the first three, the choice of steps and the constants are
-// MaxDiffusion's (Wan, inference caches).
+// MaxDiffusion's (Wan, inference caches); TeaCache computes the first and the last step, as its authors' code for FLUX.
 #pragma once
 
 #include <functional>
@@ -25,9 +25,10 @@ struct SamplingStage {
 /// Properties of a sampling that are known before it starts.
 struct SamplingPlan {
   std::vector<SamplingStage> stages;
-  std::vector<double> times;                 // of each step, as a fraction of all times: 0 to 1
-  int64_t height = 0;                        // pixels
-  std::vector<double> magcache_ratios = {};  // from FamilySpec::magcache_ratios
+  std::vector<double> times;                       // of each step, as a fraction of all times: 0 to 1
+  int64_t height = 0;                              // pixels
+  std::vector<double> magcache_ratios = {};        // from FamilySpec::magcache_ratios
+  std::vector<double> teacache_coefficients = {};  // from FamilySpec::teacache_coefficients
   int64_t steps() const { return static_cast<int64_t>(times.size()); }
 };
 
@@ -61,9 +62,10 @@ class StepCache {
   // --- Graphs
   /// Whether the graph of a computed step decides whether to reuse arrays: no step has the other graph.
   virtual bool decides_on_device() const { return false; }
-  /// A computed step. `before`: arrays of the step before it, zeros at the beginning of a stage, if the device decides;
-  /// else empty. Empty too while their shapes are not known.
-  virtual CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>& before) const = 0;
+  /// A computed step. If the device decides, `before` has the arrays of the step before it, zeros at the beginning of a
+  /// stage, and `factors` is f32 [2], see factors(); else they are empty and absent. `before` is empty too while the
+  /// arrays' shapes are not known.
+  virtual CachedStep compute(const DenoisingStep& step, const std::vector<Tensor>& before, Tensor factors) const = 0;
   /// A step's prediction from the arrays that the last computed step cached. `factors`: f32 [2], see factors().
   virtual Tensor reuse(const DenoisingStep& step, const std::vector<Tensor>& cached, Tensor factors) const = 0;
   /// f32 []: distance of the next step's sample from that of the last computed step, if reuses() needs it; else absent.
@@ -74,8 +76,8 @@ class StepCache {
   virtual void begin(const SamplingStage&) {}
   /// Whether a step of this stage reuses; called once for each step, in order. `moved`: moved() of the previous step.
   virtual bool reuses(const SamplingStage& stage, int64_t step, const std::function<double()>& moved) = 0;
-  /// Input `factors` of reuse() at this step.
-  virtual std::vector<float> factors(int64_t /*step*/) const { return {0, 0}; }
+  /// Input `factors` of this step's graph.
+  virtual std::vector<float> factors(const SamplingStage& /*stage*/, int64_t /*step*/) const { return {0, 0}; }
   /// For the log: "MagCache", and text after the counts.
   virtual std::string name() const = 0;
   virtual std::string details() const { return ""; }

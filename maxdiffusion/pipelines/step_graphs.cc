@@ -268,14 +268,15 @@ void build_cached_step(Graph& g, const ScopeOf& scope, const StageGraph& steps, 
   for (const std::string& name : names)
     carry.push_back(batch_input(g, steps, name, batched(steps.batch, {DType::f32, latent})));
   auto input_of = [&](size_t i) {
-    return g.input(fmt::format("kept{}", i), cached[i], axis::of_batch(cached[i].dims.size()));
+    const size_t rank = cached[i].dims.size();
+    return g.input(fmt::format("kept{}", i), cached[i], rank > 0 ? axis::of_batch(rank) : LogicalAxes());
   };
   const bool known = !cached.empty();
   for (size_t i = 0; i < cached.size(); ++i) arrays.push_back(input_of(i));
   const DenoisingStep one = step_graph(steps, steps.models(scope, g), conditioning, carry[0], row, time, start,
                                        guidance_input(g, steps), {}, scales);
-  const CachedStep made =
-      reused ? CachedStep{cache.reuse(one, arrays, g.input("factors", {DType::f32, {2}}))} : cache.compute(one, arrays);
+  const Tensor factors = reused || cache.decides_on_device() ? g.input("factors", {DType::f32, {2}}) : Tensor();
+  const CachedStep made = reused ? CachedStep{cache.reuse(one, arrays, factors)} : cache.compute(one, arrays, factors);
   const Tensor prediction = made.prediction;
   if (!reused) arrays = made.arrays;
   std::vector<Tensor> next = steps.scheduler.step(prediction, carry[0], row, {carry.begin() + 1, carry.end()},

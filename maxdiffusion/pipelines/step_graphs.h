@@ -46,10 +46,10 @@ Conditioning prompt_inputs(Graph& g, const StageGraph& steps);
 /// [2], factors of the sample and the model's output, and an output preview [B, …], their sum.
 void build_steps(Graph& g, const ScopeOf& scope, const StageGraph& steps, int64_t count, const Dims& latent);
 
-/// One step with a cache, with the inputs of build_steps; with `reused` also factors f32 [2]. Arrays kept0 … are
-/// outputs of a computed step and inputs of a reused one. Output moved f32 [], if the cache needs it; reused f32 [], if
-/// the device decides. `cached`: shapes of the arrays kept0 …; the graph of a computed step fills it, or reads it if it
-/// is filled.
+/// One step with a cache, with the inputs of build_steps; with `reused`, or if the device decides, also factors f32
+/// [2]. Arrays kept0 … are outputs of a computed step and inputs of a reused one. Output moved f32 [], if the cache
+/// needs it; reused f32 [], if the device decides. `cached`: shapes of the arrays kept0 …; the graph of a computed step
+/// fills it, or reads it if it is filled.
 void build_cached_step(Graph& g, const ScopeOf& scope, const StageGraph& steps, const Dims& latent,
                        const StepCache& cache, bool reused, std::vector<Shape>& cached);
 

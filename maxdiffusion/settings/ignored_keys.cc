@@ -462,6 +462,7 @@ const std::vector<Rule>& rules() {
         "mag_ratios_base_480p"},
        unless_set("use_magcache", "use_magcache=false")},
       {{"first_block_cache_threshold"}, unless_set("use_first_block_cache", "use_first_block_cache=false")},
+      {{"teacache_thresh", "teacache_coefficients"}, unless_set("use_teacache", "use_teacache=false")},
       {{"deepcache_interval", "deepcache_branch"}, unless_set("use_deepcache", "use_deepcache=false")},
       {{"mag_ratios_base_720p", "mag_ratios_base_480p"}, if_set("mag_ratios_base", "mag_ratios_base is given")},
       {{"mag_ratios_base_720p"}, RULE(unless(s.height() >= 720, "the height is below 720"))},

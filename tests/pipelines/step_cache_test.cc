@@ -13,6 +13,8 @@
 namespace md {
 namespace {
 
+using namespace std::string_literals;
+
 Outcome generate(const TemporaryFolder& t, const std::string& model, std::vector<std::string> words) {
   words.insert(words.begin(), {"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                "pretrained_model_name_or_path=" MD_SOURCE_DIR "/tests/golden/" + model,
@@ -50,6 +52,14 @@ TEST(StepCaches, AreRefusedByNameWhereTheyCannotBe) {
             {"use_first_block_cache=true", "scan_layers=true", "blocks_to_swap=1"},
             "blocks_to_swap is 1; expected 0 with use_first_block_cache"},
            {"flux/dev", {"use_first_block_cache=true", "use_deepcache=true"}, "several are true; expected one at most"},
+           {"flux/dev",
+            {"use_teacache=true"},
+            "use_teacache is true; expected teacache_coefficients: none were fitted"},
+           {"flux/dev", {"use_teacache=true", "teacache_thresh=-1"}, "teacache_thresh"},
+           {"flux/dev",
+            {"use_teacache=true", "teacache_coefficients=[1, 0]", "scan_layers=true", "blocks_to_swap=1"},
+            "blocks_to_swap is 1; expected 0 with use_teacache"},
+           {"pipelines/sdxl", {"use_teacache=true"}, "use_teacache " + no_blocks},
            {"flux/dev", {"use_magcache=true"}, "use_magcache is true; expected mag_ratios_base: no ratios were"}}) {
     const Outcome o = generate(t, r.model, r.words);
     EXPECT_EQ(o.status, 2) << o.err;
@@ -73,8 +83,16 @@ TEST(StepCaches, ReuseNothingAtTheirLeastAndEqualThePlainSample) {
   };
   const std::vector<std::string> first = {"use_first_block_cache=true", "first_block_cache_threshold=0"},
                                  always = {"use_first_block_cache=true", "first_block_cache_threshold=1e9"};
+  // The first and the last step are always computed; the polynomial of no change is above 0.
+  const std::vector<std::string> changed = {"use_teacache=true", "teacache_thresh=0", "teacache_coefficients=[1, 0.1]"},
+                                 same = {"use_teacache=true", "teacache_thresh=1e9", "teacache_coefficients=[1, 0]"};
   for (const Least& l :
-       std::vector<Least>{{"flux/dev", first, always},
+       std::vector<Least>{{"flux/dev", changed, same},
+                          {"flux2/base", changed, same},
+                          {"zimage/base", changed, same},
+                          {"qwenimage/base", changed, same},
+                          {"wan/t2v", changed, same},
+                          {"flux/dev", first, always},
                           {"flux2/base", first, always},
                           {"zimage/base", first, always},
                           {"qwenimage/base", first, always},
@@ -96,25 +114,30 @@ TEST(StepCaches, ReuseNothingAtTheirLeastAndEqualThePlainSample) {
       for (auto* words : {&cache, &most}) words->insert(words->end(), extra.begin(), extra.end());
     const std::vector<double> plain = latents(l.model, extra, ""), none = latents(l.model, cache, "] Cached 0/4 steps"),
                               reused = latents(l.model, most,
-                                               l.model.ends_with("sdxl") ? "] Cached 2/4 steps" : "] Cached 3/4 steps");
-    double off = 0, changed = 0, largest = 0;
+                                               l.model.ends_with("sdxl") || l.cache[0] == "use_teacache=true"
+                                                   ? "] Cached 2/4 steps"
+                                                   : "] Cached 3/4 steps");
+    double off = 0, moved = 0, largest = 0;
     for (size_t i = 0; i < plain.size(); ++i) {
       off = std::max(off, std::abs(plain[i] - none.at(i)));
       largest = std::max(largest, std::abs(plain[i]));
-      changed = std::max(changed, std::abs(plain[i] - reused.at(i)));
+      moved = std::max(moved, std::abs(plain[i] - reused.at(i)));
     }
     EXPECT_LE(off, 1e-5 * largest);
-    EXPECT_GT(changed, 1e-3 * largest);
+    EXPECT_GT(moved, 1e-3 * largest);
   }
 }
 
 TEST(StepCaches, OfTheFirstBlockAreTheSameWithStackedBlocks) {
   TemporaryFolder t;
-  for (const std::string model : {"zimage/base", "qwenimage/base", "wan/t2v"}) {
+  const std::vector<std::string> first = {"use_first_block_cache=true", "first_block_cache_threshold=1.2"},
+                                 tea = {"use_teacache=true", "teacache_thresh=1.2", "teacache_coefficients=[1, 0]"};
+  for (const auto& [model, cache] :
+       {std::pair{"zimage/base"s, first}, {"qwenimage/base"s, first}, {"wan/t2v"s, first}, {"qwenimage/base"s, tea}}) {
     std::vector<std::vector<double>> both;
     for (const char* scan : {"scan_layers=false", "scan_layers=true"}) {
-      std::vector<std::string> words = {"use_first_block_cache=true", "first_block_cache_threshold=1.2",
-                                        "num_inference_steps=8", scan};
+      std::vector<std::string> words = cache;
+      words.insert(words.end(), {"num_inference_steps=8", scan});
       if (model.starts_with("wan")) words.push_back("num_frames=5");
       const Outcome o = generate(t, model, words);
       ASSERT_EQ(o.status, 0) << o.err;
@@ -124,6 +147,45 @@ TEST(StepCaches, OfTheFirstBlockAreTheSameWithStackedBlocks) {
     }
     EXPECT_EQ(both[0], both[1]) << model;
   }
+}
+
+TEST(StepCaches, OfTheFirstBlocksInputReadWeightsInFewBits) {
+  TemporaryFolder t;
+  std::vector<std::vector<double>> both;
+  for (const char* cache : {"use_teacache=false", "use_teacache=true"}) {
+    const Outcome o = generate(
+        t, "qwenimage/base", {"base_weights_dtype=int8", cache, "teacache_thresh=0", "teacache_coefficients=[1, 0.1]"});
+    ASSERT_EQ(o.status, 0) << o.err;
+    both.push_back(SafetensorsReader::open(t / "out/latents.safetensors").tensors().at("latents").to_doubles());
+  }
+  for (size_t i = 0; i < both[0].size(); ++i) EXPECT_NEAR(both[1].at(i), both[0][i], 1e-4) << i;
+}
+
+TEST(StepCaches, TeaCacheKnowsTheCoefficientsOfPublishedModels) {
+  const auto of = [](const char* model, const nlohmann::json& sizes, const MediaSize& size) {
+    ModelFolder folder = ModelFolder::open(std::string(MD_SOURCE_DIR "/tests/golden/") + model);
+    const auto family = make_family(folder);
+    EXPECT_TRUE(family->spec().teacache_coefficients(size, false).empty()) << model;  // a small model
+    nlohmann::json config = parse_json(folder.files().at("transformer/config.json"));
+    config.update(sizes);
+    folder.set_config("transformer", config.dump());
+    return make_family(folder)->spec().teacache_coefficients(size, false);
+  };
+  const nlohmann::json flux = {{"num_layers", 19},
+                               {"num_single_layers", 38},
+                               {"num_attention_heads", 24},
+                               {"attention_head_dim", 128},
+                               {"axes_dims_rope", {16, 56, 56}}},
+                       wan14b = {{"num_layers", 40}, {"num_attention_heads", 40}, {"attention_head_dim", 128}},
+                       wan1_3b = {{"num_layers", 30}, {"num_attention_heads", 12}, {"attention_head_dim", 128}};
+  EXPECT_EQ(of("flux/dev", flux, {1024, 1024}),
+            (std::vector<double>{498.651651, -283.781631, 55.8554382, -3.82021401, 0.264230861}));
+  EXPECT_EQ(of("wan/t2v", wan1_3b, {480, 832})[1], 9230.41404);
+  EXPECT_EQ(of("wan/t2v", wan14b, {480, 832})[1], 49053.7029);
+  nlohmann::json of_images = wan14b;
+  of_images["added_kv_proj_dim"] = 5120;
+  EXPECT_EQ(of("wan/i2v", of_images, {480, 832})[1], -35422.9917);
+  EXPECT_EQ(of("wan/i2v", of_images, {720, 1280})[1], 2133.93892);
 }
 
 TEST(StepCaches, MagCacheKnowsTheRatiosOfFlux1) {

@@ -1,6 +1,6 @@
 """Writes the goldens of caches between denoising steps: diffusers' samples with the folders of other goldens, and its
-hooks of first-block cache and MagCache. FLUX.2's first-block cache, which those hooks do not take, and DeepCache are written
-here: modules of diffusers' models return what they returned in an earlier step.
+hooks of first-block cache and MagCache. FLUX.2's first-block cache, which those hooks do not take, DeepCache and TeaCache are
+written here: modules of diffusers' models return what they returned in an earlier step.
 
 tests/golden/cached/ gets
   cases.json                name, folder (of another golden), and the words of the command that must give the same result
@@ -15,6 +15,7 @@ All in float32 on the CPU.
 import json
 import pathlib
 
+import numpy
 import torch
 from diffusers import (Flux2KleinPipeline, FlowMatchEulerDiscreteScheduler, FluxPipeline, QwenImagePipeline,
                        StableDiffusionPipeline, StableDiffusionXLPipeline, WanPipeline, ZImagePipeline)
@@ -42,7 +43,7 @@ FOLDERS = {
     "sdxl": ("pipelines/sdxl", StableDiffusionXLPipeline, dict(guidance_scale=5.0, height=16, width=16)),
 }
 RATIOS = [1.0, 1.2, 1.1, 0.99, 1.02, 0.97, 1.01, 0.96, 0.9, 1.05]
-FIRST, MAG, DEEP = "use_first_block_cache", "use_magcache", "use_deepcache"
+FIRST, MAG, DEEP, TEA = "use_first_block_cache", "use_magcache", "use_deepcache", "use_teacache"
 
 # name: (folder, cache, its settings, further arguments)
 CASES = {
@@ -57,6 +58,12 @@ CASES = {
     "flux2_magcache": ("flux2", MAG, dict(threshold=0.1, most=3), {}),
     "zimage_magcache": ("zimage", MAG, dict(threshold=0.06, most=3), dict(guidance_scale=0.0)),
     "qwen_magcache": ("qwen", MAG, dict(threshold=0.052, most=1), {}),
+    "flux_teacache": ("flux", TEA, dict(threshold=0.3, coefficients=[2.0, -1.5, 0.6, 0.01]),
+                      dict(prompt=["red heart", "blue"], width=48)),
+    "flux2_teacache": ("flux2", TEA, dict(threshold=0.65, coefficients=[1, 0]), {}),
+    "qwen_teacache": ("qwen", TEA, dict(threshold=0.65, coefficients=[1, 0]), {}),
+    "zimage_teacache": ("zimage", TEA, dict(threshold=1.5, coefficients=[1, 0]), dict(height=36, width=44)),
+    "wan_teacache": ("wan", TEA, dict(threshold=2.5, coefficients=[1, 0]), {}),
     "deepcache": ("sd", DEEP, dict(interval=3, branch=0), {}),
     "deepcache_unguided": ("sd", DEEP, dict(interval=2, branch=1), dict(guidance_scale=1.0, width=24)),
     "deepcache_coarse": ("sd", DEEP, dict(interval=2, branch=2), {}),
@@ -132,6 +139,62 @@ def with_magcache(transformer, steps, threshold, most, reused):
     return lambda: setattr(MagCacheHeadHook, "new_forward", original)
 
 
+class Seen(Exception):
+    """Ends a block's forward at its attention, with what that gets."""
+
+
+def input_of(block, *args, **kwargs):
+    def stop(_, a, k):
+        raise Seen(k.get("hidden_states", a[0] if a else None))
+    attention = getattr(block, "attn", None) or block.attention
+    handle = attention.register_forward_pre_hook(stop, with_kwargs=True)
+    try:
+        type(block).forward(block, *args, **kwargs)
+    except Seen as seen:
+        return seen.args[0]
+    finally:
+        handle.remove()
+
+
+def with_teacache(folder, transformer, steps, threshold, coefficients, reused):
+    blocks = (transformer.layers if folder == "zimage" else transformer.blocks if folder == "wan" else
+              [*transformer.transformer_blocks, *getattr(transformer, "single_transformer_blocks", [])])
+    state = dict(distance=0.0)
+
+    def decide(now):
+        before, state["input"] = state.get("input"), now
+        if len(reused) in (0, steps - 1):
+            state["distance"], runs = 0.0, True
+        else:
+            change = ((now - before).abs().mean() / before.abs().mean()).item()
+            state["distance"] += numpy.poly1d(coefficients)(change)
+            runs = decided(state["distance"], threshold)
+            state["distance"] = 0.0 if runs else state["distance"]
+        reused.append(not runs)
+        return runs
+
+    def wrapped(block, first, last):
+        forward = block.forward
+
+        def run(*args, **kwargs):
+            hidden = args[0] if args else kwargs["hidden_states"]
+            text = None if folder in ("wan", "zimage") else kwargs["encoder_hidden_states"]
+            if first:
+                state["runs"] = decide(args[2] if folder == "wan" else input_of(block, *args, **kwargs))
+                state["start"] = hidden
+            if not state["runs"]:
+                hidden = hidden + state["added"] if first else hidden
+                return hidden if text is None else (text, hidden)
+            out = forward(*args, **kwargs)
+            if last:
+                image = out[1] if isinstance(out, tuple) else out
+                state["added"] = image[:, -state["start"].shape[1]:] - state["start"]
+            return out
+        block.forward = run
+    for i, block in enumerate(blocks):
+        wrapped(block, i == 0, i == len(blocks) - 1)
+
+
 def with_deepcache(unet, interval, branch, reused):
     """Modules below skip connection `branch` return what they returned in the last step that computed them."""
     forward, calls = unet.forward, 0
@@ -187,6 +250,7 @@ def run(case, dtype):
     reused = []
     restore = (with_deepcache(model, reused=reused, **settings) if cache == DEEP else
                with_magcache(model, a["num_inference_steps"], reused=reused, **settings) if cache == MAG else
+               with_teacache(folder, model, a["num_inference_steps"], reused=reused, **settings) if cache == TEA else
                (with_first_block if folder == "flux2" else with_first_block_hooks)(model, reused=reused, **settings))
     if folder == "zimage":  # whose pipeline sets none, and whose blocks name their first argument otherwise
         TransformerBlockRegistry.get(ZImageTransformerBlock)._get_parameter_from_args_kwargs = (
@@ -230,6 +294,8 @@ def words_of(case):
     if cache == MAG:
         words += [f"magcache_thresh={settings['threshold']}", f"magcache_K={settings['most']}", "retention_ratio=0.2",
                   "mag_ratios_base=" + json.dumps([r for r in RATIOS for _ in range(2)])]
+    if cache == TEA:
+        words += [f"teacache_thresh={settings['threshold']}", f"teacache_coefficients={settings['coefficients']}"]
     if cache == DEEP:
         words += [f"deepcache_interval={settings['interval']}", f"deepcache_branch={settings['branch']}",
                   'diffusion_scheduler_config={"_class_name": "DDIMScheduler"}']
