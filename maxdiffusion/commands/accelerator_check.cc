@@ -107,6 +107,12 @@ std::vector<double> column(const std::vector<json>& steps, const char* name) {
   return out;
 }
 
+std::string as_file_name(std::string text) {
+  std::ranges::replace_if(
+      text, [](unsigned char c) { return !std::isalnum(c); }, '_');
+  return text;
+}
+
 /// The newest file below a folder with this suffix; empty: none.
 std::string newest(const std::string& folder, const std::string& ending) {
   fs::path best;
@@ -202,11 +208,8 @@ class Check {
     if (left() < 5) {
       r.err = "no time was left";
     } else {
-      std::string file = name;
-      std::ranges::replace_if(
-          file, [](unsigned char c) { return !std::isalnum(c); }, '_');
       o.seconds = left();
-      o.log = fmt::format("{}/logs/{}.txt", out_, file);
+      o.log = fmt::format("{}/logs/{}.txt", out_, as_file_name(name));
       log_info("{} …", name);
       r = run_child(words, o);
     }
@@ -526,8 +529,38 @@ class Check {
       break;
     }
     if (entry.is_null()) return;
+    variants(m, folder, entry);
     sample(m, folder, entry);
     if (!m.contains("folder")) fs::remove_all(folder);
+  }
+
+  /// The step with other keys, compared with the one that was timed.
+  void variants(const json& m, const std::string& folder, json& entry) {
+    if (!m.contains("variants")) return;
+    const std::string name = m.at("name");
+    const int64_t batch = entry.at("batch");
+    const double ours = entry.at("step_s");
+    table({"keys", "step, s (median)", "÷ the step above", "memory used, GiB", "compile, s"});
+    for (const json& keys : m.at("variants")) {
+      const std::string shown_keys = fmt::format("{}", fmt::join(keys.get<std::vector<std::string>>(), " "));
+      const std::string title = fmt::format("{} with {}", name, shown_keys), run = as_file_name(title);
+      fs::remove_all(out_ + "/runs/" + run);
+      std::vector<std::string> words = speed_words(m, folder, run, batch, m.at("steps"));
+      words.insert(words.end(), keys.begin(), keys.end());
+      const ChildResult r = command(title, words, {}, MayFail::yes);
+      std::vector<json> steps = steps_of(out_ + "/runs/" + run);
+      if (!r.well() || steps.empty()) {
+        row({"`" + shown_keys + "`", r.end(), "–", "–", "–"});
+        continue;
+      }
+      if (steps.size() > 3) steps.erase(steps.begin(), steps.begin() + 2);
+      const double seconds = median(column(steps, "step_time_seconds"));
+      const double used = number(r.err + r.out, R"(at most ([\d.]+) GiB of the device)"),
+                   compiled = number(r.err + r.out, R"(program compiled in ([\d.]+) s)");
+      row({"`" + shown_keys + "`", shown(seconds), fmt::format("{:.2f}", seconds / ours), shown(used),
+           shown(compiled)});
+      entry["variants"].push_back({{"keys", shown_keys}, {"step_s", seconds}, {"used_gib", used}});
+    }
   }
 
   void peers(const json& m, const std::string& folder, int64_t batch, double ours, json& entry) {

@@ -19,15 +19,14 @@ Tensor size_of(Tensor x, Tensor counts) {
   return sum(counts ? y * counts : y);
 }
 
-/// At most one iteration: `run`, or nothing and `otherwise`. Returns what the blocks add to `from`, and the sum.
-std::vector<Tensor> unless(Tensor close, Tensor from, Tensor otherwise, const std::function<Tensor(Graph& body)>& run) {
-  const std::vector<Tensor> out = while_loop(
-      {bit_not(close), otherwise, from + otherwise}, [](const std::vector<Tensor>& carry) { return carry[0]; },
-      [&](const std::vector<Tensor>& carry) -> std::vector<Tensor> {
-        const Tensor end = run(carry[0].graph());
-        return {bit_xor(carry[0], carry[0]), end - from, end};
-      });
-  return {out[1], out[2]};
+/// What blocks `from` and later add to the sample's stream, and the sum: `otherwise`, if the blocks need not run.
+std::vector<Tensor> run_unless(Tensor close, const Scope& s, const BlockSequence& blocks,
+                               const BlockSequence::Streams& streams, int64_t from, Tensor otherwise) {
+  const Tensor start = streams.back();
+  return run_if(bit_not(close), streams, {otherwise, start + otherwise}, [&](const BlockSequence::Streams& inside) {
+    const Tensor end = blocks.rest(s.in_graph(inside.back().graph()), inside, from);
+    return std::vector<Tensor>{end - inside.back(), end};
+  });
 }
 
 Tensor with_first_block(const Scope& s, const BlockSequence& blocks, StepReuse& reuse) {
@@ -43,8 +42,7 @@ Tensor with_first_block(const Scope& s, const BlockSequence& blocks, StepReuse& 
   const Tensor size = size_of(before, blocks.counts);
   const Tensor close =
       bit_and(le(size_of(added - before, blocks.counts), size * reuse.threshold), gt(size, zeros_like(size)));
-  const std::vector<Tensor> out =
-      unless(close, image, others, [&](Graph& body) { return blocks.rest(s.in_graph(body), after_first, 1); });
+  const std::vector<Tensor> out = run_unless(close, s, blocks, after_first, 1, others);
   reuse.arrays = {where(close, before, added), out[0]};
   reuse.reused = cast(close, DType::f32);
   return out[1];
@@ -79,8 +77,7 @@ Tensor by_input(const Scope& root, const BlockSequence& blocks, StepReuse& reuse
   // If nothing came before, the distance is not a number, and not below the threshold.
   const Tensor close =
       bit_and(lt(distance, scalar_like(distance, reuse.threshold)), le(reuse.runs, zeros_like(reuse.runs)));
-  const std::vector<Tensor> out =
-      unless(close, start, added, [&](Graph& body) { return blocks.rest(s.in_graph(body), blocks.start, 0); });
+  const std::vector<Tensor> out = run_unless(close, s, blocks, blocks.start, 0, added);
   reuse.arrays = {input, out[0], where(close, distance, zeros_like(distance))};
   reuse.reused = cast(close, DType::f32);
   return out[1];

@@ -335,25 +335,31 @@ const OpDef kScan = {
         },
 };
 
-const OpDef kWhile = {
-    .name = "while",
+/// Inputs: the condition, the values without the body, as many as the attribute says, then captures.
+const OpDef kIf = {
+    .name = "if",
     .infer =
         [](const InferCtx& c) {
-          return std::vector<Shape>(c.in.begin(), c.in.begin() + static_cast<int64_t>(c.attrs<size_t>()));
+          return std::vector<Shape>(c.in.begin() + 1, c.in.begin() + 1 + static_cast<int64_t>(c.attrs<size_t>()));
         },
     .emit =
         [](EmitCtx& c) {
-          std::vector<Value> init;
-          for (size_t i = 0; i < c.attrs<size_t>(); ++i) init.push_back(c.in(static_cast<int>(i)));
+          const Value branch = c.emit("stablehlo.convert", {c.in(0)}, Shape{DType::s32, {}});
+          const std::string otherwise = c.region({},
+                                                 [](EmitCtx&r, const std::vector<Value>&) {
+                                                   std::vector<Value> out;
+                                                   for (size_t i = 1; i <= r.node().outputs.size(); ++i)
+                                                     out.push_back(r.in(static_cast<int>(i)));
+                                                   return out;
+                                                 }),
+                            body = c.region({}, [](EmitCtx&r, const std::vector<Value>&) {
+                              return r.inline_body(*r.node().bodies[0], {});
+                            });
           const auto& types = c.node().outputs;
-          auto inlined = [&](const Graph& body) {
-            return c.region(types,
-                            [&](EmitCtx& r, const std::vector<Value>& args) { return r.inline_body(body, args); });
-          };
-          const std::string condition = inlined(*c.node().bodies[0]), step = inlined(*c.node().bodies[1]);
-          std::vector<Value> out = c.emit_multi("stablehlo.while", init, types, "", {condition, step});
+          const std::vector<Value> out = c.emit_multi("stablehlo.case", {branch}, types, "", {otherwise, body});
           for (size_t i = 0; i < out.size(); ++i) c.set_out(out[i], static_cast<int>(i));
         },
+    .flops = [](const Node& n) { return count_flops(*n.bodies[0], n.bodies[0]->results); },
 };
 
 void check_carry(const char* op, const std::vector<Tensor>& init, const std::vector<Tensor>& carry) {
@@ -420,32 +426,33 @@ ScanResult scan(int64_t length, const std::vector<Tensor>& init, const ScanBody&
   return ScanBuilder::build(length, init, body, reverse);
 }
 
-std::vector<Tensor> while_loop(const std::vector<Tensor>& init,
-                               const std::function<Tensor(const std::vector<Tensor>&)>& condition,
-                               const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& body) {
-  check(!init.empty(), Code::invalid_graph, "while_loop: the carry is empty");
-  Graph& parent = innermost(init);
-  auto trace = [&](const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& f) {
-    auto graph = std::make_shared<Graph>(parent);
-    std::vector<Tensor> arguments;
-    for (Tensor t : init) arguments.push_back(graph->argument(t.shape()));
-    for (Tensor t : f(arguments)) graph->results.push_back(graph->capture(t));
-    graph->prune_captures(live_nodes(*graph, graph->results));
-    return graph;
-  };
-  auto head = trace([&](const std::vector<Tensor>& carry) { return std::vector<Tensor>{condition(carry)}; });
-  check(head->results[0].shape() == Shape{DType::pred, {}}, Code::invalid_graph,
-        "while_loop: the condition must be a scalar pred, found {}", to_string(head->results[0].shape()));
-  auto step = trace(body);
-  check_carry("while_loop", init, step->results);
-  std::vector<Tensor> in;
-  for (Tensor t : init) in.push_back(parent.capture(t));
-  Node* node = parent.add(kWhile, std::move(in), init.size(), {head, step});
+std::vector<Tensor> run_if(Tensor condition, const std::vector<Tensor>& inputs, const std::vector<Tensor>& otherwise,
+                           const std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)>& body) {
+  check(condition && condition.shape() == Shape{DType::pred, {}}, Code::invalid_graph,
+        "run_if: the condition must be a scalar pred, found {}", condition ? to_string(condition.shape()) : "nothing");
+  std::vector<Tensor> in = {condition};
+  in.insert(in.end(), otherwise.begin(), otherwise.end());
+  std::vector<Tensor> all = in;
+  all.insert(all.end(), inputs.begin(), inputs.end());
+  Graph& parent = innermost(all);
+  auto graph = std::make_shared<Graph>(parent);
+  std::vector<Tensor> inside;
+  for (Tensor t : inputs) inside.push_back(graph->capture(t));
+  for (Tensor t : body(inside)) graph->results.push_back(graph->capture(t));
+  graph->prune_captures(live_nodes(*graph, graph->results));
+  check(graph->results.size() == otherwise.size(), Code::invalid_graph,
+        "run_if: {} values without the body, {} with it", otherwise.size(), graph->results.size());
+  for (size_t i = 0; i < otherwise.size(); ++i)
+    check(otherwise[i].shape() == graph->results[i].shape(), Code::invalid_graph,
+          "run_if: value {} is {} without the body, {} with it", i, to_string(otherwise[i].shape()),
+          to_string(graph->results[i].shape()));
+  for (Tensor& t : in) t = parent.capture(t);
+  Node* node = parent.add(kIf, std::move(in), otherwise.size(), {graph});
   std::vector<Tensor> out;
-  for (size_t i = 0; i < init.size(); ++i) out.push_back(node->out(static_cast<int>(i)));
+  for (size_t i = 0; i < otherwise.size(); ++i) out.push_back(node->out(static_cast<int>(i)));
   return out;
 }
 
-OpList control_flow_ops() { return {&kScan, &kWhile}; }
+OpList control_flow_ops() { return {&kScan, &kIf}; }
 
 }  // namespace md

@@ -1,4 +1,4 @@
-// Loops. A body is traced once, into its own graph; outer values are captured.
+// Loops and branches. A body is traced once, into its own graph; outer values are captured.
 #pragma once
 
 #include <functional>
@@ -35,9 +35,9 @@ using ScanBody = std::function<ScanResult(ScanStep& step, const std::vector<Tens
 /// reversed scan; checkpoint regions decide what is stored or recomputed.
 ScanResult scan(int64_t length, const std::vector<Tensor>& init, const ScanBody& body, bool reverse = false);
 
-/// carry = body(carry) while condition(carry). No gradient.
-std::vector<Tensor> while_loop(const std::vector<Tensor>& init,
-                               const std::function<Tensor(const std::vector<Tensor>&)>& condition,
-                               const std::function<std::vector<Tensor>(const std::vector<Tensor>&)>& body);
+/// body(inputs) if `condition`, a pred scalar, holds, else `otherwise`, of the same shapes. What depends on the body's
+/// arguments runs in that case alone; what the body computes from outer values only is computed in both. No gradient.
+std::vector<Tensor> run_if(Tensor condition, const std::vector<Tensor>& inputs, const std::vector<Tensor>& otherwise,
+                           const std::function<std::vector<Tensor>(const std::vector<Tensor>& inputs)>& body);
 
 }  // namespace md

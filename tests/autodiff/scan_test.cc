@@ -191,27 +191,52 @@ TEST(Scan, RefusesACarryThatChangesShape) {
   EXPECT_THROW(scan(4, {x}, [&](ScanStep& s, auto& c) { return ScanResult{{c[0] + s.slice(x)}, {}}; }), Error);
 }
 
-TEST(While, RunsUntilTheConditionFails) {
-  Traced p{{f64({})}, [](Graph& g, const std::vector<Tensor>& x) {
-             auto out = while_loop(
-                 {x[0] * 0.0 + 1.0, constant(g, 0, DType::s32)},
-                 [](const std::vector<Tensor>& c) { return lt(c[0], scalar_like(c[0], 100)); },
-                 [&](const std::vector<Tensor>& c) {
-                   return std::vector<Tensor>{c[0] * 3.0 + 0.0 * x[0], c[1] + 1.0};
-                 });
-             return out;
-           }};
-  auto out = p.run();
-  EXPECT_EQ(out[0].to_doubles()[0], 243);
-  EXPECT_EQ(out[1].to_doubles()[0], 5);
+TEST(RunIf, HasTheValuesOfTheBranchThatRuns) {
+  for (const double threshold : {0.0, 1e3}) {
+    Traced p{{f64({3, 3}), f64({3, 3})}, [&](Graph&, const std::vector<Tensor>& x) {
+               const Tensor runs = gt(sum(abs(x[0])), constant(x[0].graph(), threshold, DType::f64));
+               return run_if(runs, x, {x[1], x[0]}, [](const std::vector<Tensor>& in) {
+                 return std::vector<Tensor>{matmul(in[0], in[1]), in[1] * 2.0};
+               });
+             }};
+    const auto in = p.inputs(), out = p.run();
+    const std::vector<double> a = in[0].to_doubles(), b = in[1].to_doubles();
+    for (size_t i = 0; i < 9; ++i) {
+      double product = 0;
+      for (size_t k = 0; k < 3; ++k) product += a[i / 3 * 3 + k] * b[3 * k + i % 3];
+      EXPECT_NEAR(out[0].to_doubles()[i], threshold > 0 ? b[i] : product, 1e-12);
+      EXPECT_EQ(out[1].to_doubles()[i], threshold > 0 ? a[i] : 2 * b[i]);
+    }
+  }
 }
 
-TEST(While, HasNoGradient) {
+TEST(RunIf, ComputesTheBodyInItsBranch) {
+  Graph g;
+  const Tensor x = g.input("x", f64({3, 3}));
+  g.output("y", run_if(gt(sum(x), constant(g, 0, DType::f64)), {x}, {x},
+                       [](const std::vector<Tensor>& in) { return std::vector<Tensor>{matmul(in[0], in[0])}; })[0]);
+  const std::string text = to_stablehlo(g);
+  const size_t branches = text.find("stablehlo.case"), product = text.find("stablehlo.dot_general");
+  ASSERT_NE(branches, text.npos) << text;
+  EXPECT_GT(product, branches) << text;
+  EXPECT_LT(product, text.find("-> (tensor<3x3xf64>)", branches)) << text;
+}
+
+TEST(RunIf, RefusesBranchesOfOtherShapes) {
+  Graph g;
+  const Tensor x = g.input("x", f64({3}));
+  const auto body = [](const std::vector<Tensor>& in) { return std::vector<Tensor>{slice_axis(in[0], 0, 0, 2)}; };
+  const Tensor runs = gt(sum(x), constant(g, 0, DType::f64));
+  EXPECT_THROW(run_if(runs, {x}, {x}, body), Error);
+  EXPECT_THROW(run_if(runs, {x}, {}, body), Error);
+  EXPECT_THROW(run_if(x, {x}, {x}, body), Error);
+}
+
+TEST(RunIf, HasNoGradient) {
   Graph g;
   Tensor x = g.input("x", f64({}));
-  auto y = while_loop(
-      {x}, [](auto& c) { return lt(c[0], scalar_like(c[0], 9)); },
-      [](auto& c) { return std::vector<Tensor>{c[0] * 3.0}; });
+  auto y = run_if(lt(x, scalar_like(x, 9)), {x}, {x},
+                  [](const std::vector<Tensor>& in) { return std::vector<Tensor>{in[0] * 3.0}; });
   EXPECT_THROW(grad(y[0], {x}), Error);
 }
 

@@ -36,6 +36,9 @@ TEST(AcceleratorCheck, WritesItsReportWithTinySizesOnTheCpu) {
   const auto& speed = report.at("speed").at("quickstart 48");
   EXPECT_GT(speed.at("step_s"), 0);
   EXPECT_GT(speed.at("planned_gib"), 0);
+  ASSERT_EQ(speed.at("variants").size(), 1u) << text;
+  EXPECT_EQ(speed.at("variants")[0].at("keys"), "remat_policy=FULL");
+  EXPECT_GT(speed.at("variants")[0].at("step_s"), 0);
   EXPECT_GE(speed.at("sampling").at("warm").at("step_s"), 0) << text;  // logged in hundredths of a second
   EXPECT_EQ(report.at("trace").at("steps"), 10);
   EXPECT_GE(report.at("trace").at("kernels").size(), 3u);

@@ -170,5 +170,38 @@ TEST(WanResidual, ReplacesTheBlocksAndTheirInputs) {
   EXPECT_LE(distance(skipped.outputs, whole.outputs).value, 1e-6);
 }
 
+// A branch holds what depends on its inputs alone: whatever is outside runs in every step.
+TEST(WanReuse, BlocksThatMayBeReusedAreInABranch) {
+  const WanTransformerConfig c = WanTransformerConfig::from_json(load_case("wan_t2v").config);
+  for (const StepReuse::Of of : {StepReuse::Of::other_blocks, StepReuse::Of::input_blocks}) {
+    Graph g;
+    ParamTable table;
+    const auto input = [&](const char* name, Dims dims) { return g.input(name, {DType::f32, std::move(dims)}); };
+    const Dims tokens = {2, 8, c.width()};  // of 2 × 4 × 4 latents in patches of 1 × 2 × 2
+    StepReuse reuse{.of = of, .threshold = 0.1, .coefficients = {1, 0}, .runs = input("runs", {})};
+    reuse.arrays =
+        of == StepReuse::Of::other_blocks
+            ? std::vector<Tensor>{input("first", tokens), input("others", tokens)}
+            : std::vector<Tensor>{input("before", {2, 1, 6, c.width()}), input("added", tokens), input("distance", {})};
+    const Tensor y = wan_transformer(Scope(g, table, "transformer"), c,
+                                     {.sample = input("sample", {2, 2, 4, 4, c.in_channels}),
+                                      .timestep = input("timestep", {2}),
+                                      .text = input("text", {2, 5, c.text_dim}),
+                                      .reuse = &reuse});
+    g.output("y", y);
+    const auto softmaxes = [](const Graph& graph) {
+      return std::ranges::count_if(graph.nodes(),
+                                   [](const auto& n) { return std::string_view(n->op->name) == "reduce_max"; });
+    };
+    int64_t inside = 0;
+    for (const auto& node : g.nodes())
+      if (std::string_view(node->op->name) == "if") inside += softmaxes(*node->bodies.at(0));
+    const int64_t first =
+        of == StepReuse::Of::other_blocks ? 1 : 0;  // each block attends to the tokens and to the text
+    EXPECT_EQ(softmaxes(g), 2 * first);
+    EXPECT_EQ(inside, 2 * (c.num_layers - first));
+  }
+}
+
 }  // namespace
 }  // namespace md

@@ -23,7 +23,7 @@ namespace {
 /// Operations that cannot be tested with arguments alone, and their tests.
 const std::map<std::string, std::string> kTestedElsewhere = {
     {"scan", "needs a traced body; tests/autodiff/scan_test.cc"},
-    {"while", "needs a traced body; tests/autodiff/scan_test.cc"},
+    {"if", "needs a traced body; tests/autodiff/scan_test.cc"},
     {"custom_call", "needs a handler in the plugin; its text is checked in arrays_values_test.cc"},
     {"attention", "a call of a kernel, which has no f64; tests/kernels/attention_test.cc"},
     {"attention_grad", "a call of a kernel, which has no f64; tests/kernels/attention_test.cc"},
