@@ -5,20 +5,12 @@
 #include <cstdlib>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/test_error.h"
 
 namespace md::pjrt {
 namespace {
 
 constexpr int64_t kGiB = int64_t{1} << 30;
-
-Error error_of(auto&& act) {
-  try {
-    act();
-  } catch (const Error& e) {
-    return e;
-  }
-  return Error(Code::internal, "nothing was thrown");
-}
 
 class GpuMemoryOptions : public testing::Test {
  protected:

@@ -7,19 +7,11 @@
 #include <cstdlib>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/test_error.h"
 #include "maxdiffusion/pjrt/client.h"
 
 namespace md::pjrt {
 namespace {
-
-Error error_of(auto&& act) {
-  try {
-    act();
-  } catch (const Error& e) {
-    return e;
-  }
-  return Error(Code::internal, "nothing was thrown");
-}
 
 TEST(Plugin, SamePathGivesTheSamePlugin) {
   const std::string path = Plugin::find("cpu");

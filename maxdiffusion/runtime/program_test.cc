@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/test_error.h"
 #include "maxdiffusion/pjrt/ffi.h"
 #include "maxdiffusion/runtime/memory.h"
 #include "maxdiffusion/runtime/runtime.h"
@@ -18,15 +19,6 @@ namespace md {
 namespace {
 
 const CompileConfig kNoCache{.jax_cache_dir = "off", .xla_flags = ""};
-
-Error error_of(auto&& act) {
-  try {
-    act();
-  } catch (const Error& e) {
-    return e;
-  }
-  return Error(Code::internal, "nothing was thrown");
-}
 
 std::atomic<bool> gate_open = false;
 
