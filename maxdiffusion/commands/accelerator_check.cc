@@ -488,6 +488,20 @@ class Check {
     end_of_section_ = end;
   }
 
+  /// Figures of a training run: from its metrics, without the first two of more than three steps, and from its output.
+  struct TimedRun {
+    std::vector<json> steps;
+    double step_s, planned_gib, used_gib, compile_s;
+  };
+  TimedRun timed_run(const ChildResult& r, const std::string& run) const {
+    std::vector<json> steps = steps_of(out_ + "/runs/" + run);
+    if (steps.size() > 3) steps.erase(steps.begin(), steps.begin() + 2);
+    const std::string output = r.err + r.out;
+    return {steps, median(column(steps, "step_time_seconds")), number(output, R"(memory per device ([\d.]+) GiB)"),
+            number(output, R"(at most ([\d.]+) GiB of the device)"),
+            number(output, R"(program compiled in ([\d.]+) s)")};
+  }
+
   void time_model(const json& m) {
     const std::string name = m.at("name"), folder = model_folder(m);
     text_ += "\n### " + name + "\n\n";
@@ -502,29 +516,25 @@ class Check {
         if (left() < 5) return;
         continue;
       }
-      std::vector<json> steps = steps_of(out_ + "/runs/" + run);
-      if (steps.size() > 3) steps.erase(steps.begin(), steps.begin() + 2);
-      const double seconds = median(column(steps, "step_time_seconds")), mfu = median(column(steps, "mfu"));
-      const double planned = number(r.err + r.out, R"(memory per device ([\d.]+) GiB)"),
-                   used = number(r.err + r.out, R"(at most ([\d.]+) GiB of the device)");
-      const double compiled = number(r.err + r.out, R"(program compiled in ([\d.]+) s)");
+      const TimedRun timed = timed_run(r, run);
+      const double seconds = timed.step_s, mfu = median(column(timed.steps, "mfu"));
       const ChildResult warm =
           command(run + ", warm", speed_words(m, folder, run + " warm", batch, 1), {}, MayFail::of_memory);
       entry = {{"batch", batch},
                {"step_s", seconds},
                {"images_s", static_cast<double>(batch) / seconds},
                {"mfu", mfu},
-               {"tflops", median(column(steps, "per_device_tflops"))},
-               {"planned_gib", planned},
-               {"used_gib", used},
-               {"compile_s", compiled},
+               {"tflops", median(column(timed.steps, "per_device_tflops"))},
+               {"planned_gib", timed.planned_gib},
+               {"used_gib", timed.used_gib},
+               {"compile_s", timed.compile_s},
                {"cold_s", r.seconds - seconds * static_cast<double>(m.at("steps").get<int64_t>() - 1)},
                {"warm_s", warm.seconds}};
       table({"program", "batch", "step, s (median)", "samples/s", "MFU", "memory planned, GiB", "memory used, GiB",
              "compile, s", "cold: process to the end of one step, s", "warm, s"});
       row({"maxdiffusion", fmt::format("{}", batch), shown(seconds), shown(static_cast<double>(batch) / seconds),
-           mfu > 0 ? shown(mfu) : "–", shown(planned), shown(used), shown(compiled), shown(entry["cold_s"]),
-           warm.well() ? shown(warm.seconds) : "–"});
+           mfu > 0 ? shown(mfu) : "–", shown(timed.planned_gib), shown(timed.used_gib), shown(timed.compile_s),
+           shown(entry["cold_s"]), warm.well() ? shown(warm.seconds) : "–"});
       peers(m, folder, batch, seconds, entry);
       break;
     }
@@ -548,18 +558,14 @@ class Check {
       std::vector<std::string> words = speed_words(m, folder, run, batch, m.at("steps"));
       words.insert(words.end(), keys.begin(), keys.end());
       const ChildResult r = command(title, words, {}, MayFail::yes);
-      std::vector<json> steps = steps_of(out_ + "/runs/" + run);
-      if (!r.well() || steps.empty()) {
+      const TimedRun timed = timed_run(r, run);
+      if (!r.well() || timed.steps.empty()) {
         row({"`" + shown_keys + "`", r.end(), "–", "–", "–"});
         continue;
       }
-      if (steps.size() > 3) steps.erase(steps.begin(), steps.begin() + 2);
-      const double seconds = median(column(steps, "step_time_seconds"));
-      const double used = number(r.err + r.out, R"(at most ([\d.]+) GiB of the device)"),
-                   compiled = number(r.err + r.out, R"(program compiled in ([\d.]+) s)");
-      row({"`" + shown_keys + "`", shown(seconds), fmt::format("{:.2f}", seconds / ours), shown(used),
-           shown(compiled)});
-      entry["variants"].push_back({{"keys", shown_keys}, {"step_s", seconds}, {"used_gib", used}});
+      row({"`" + shown_keys + "`", shown(timed.step_s), fmt::format("{:.2f}", timed.step_s / ours),
+           shown(timed.used_gib), shown(timed.compile_s)});
+      entry["variants"].push_back({{"keys", shown_keys}, {"step_s", timed.step_s}, {"used_gib", timed.used_gib}});
     }
   }
 

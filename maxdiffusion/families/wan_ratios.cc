@@ -86,33 +86,50 @@ std::vector<double> of(const int (&units)[n]) {
   return ratios;
 }
 
+enum class Published { none, t2v_1_3b, t2v_14b, i2v_14b_480, i2v_14b_720, t2v_a14b, i2v_a14b, ti2v_5b };
+
+/// The published model of these sizes in this use.
+Published published(const WanTransformerConfig& c, const WanUse& use) {
+  const auto is = [&](int64_t layers, int64_t heads) {
+    return c.num_layers == layers && c.num_attention_heads == heads;
+  };
+  const bool takes_image = c.in_channels != c.out_channels;
+  if (is(30, 24)) return Published::ti2v_5b;
+  if (is(30, 12) && !takes_image) return Published::t2v_1_3b;
+  if (!is(40, 40) || c.pos_embed_seq_len) return Published::none;
+  if (use.two_transformers) return takes_image ? Published::i2v_a14b : Published::t2v_a14b;
+  if (!takes_image) return Published::t2v_14b;
+  return use.height >= 720 ? Published::i2v_14b_720 : Published::i2v_14b_480;
+}
+
 }  // namespace
 
 std::vector<double> wan_magcache_ratios(const WanTransformerConfig& c, const WanUse& use) {
-  const auto is = [&](int64_t layers, int64_t heads) {
-    return c.num_layers == layers && c.num_attention_heads == heads;
-  };
-  const bool takes_image = c.in_channels != c.out_channels;
-  if (is(30, 24)) return use.image ? of(kTi2v5bOfImage) : of(kTi2v5bOfText);
-  if (is(30, 12) && !takes_image) return of(kT2v1_3b);
-  if (!is(40, 40) || c.pos_embed_seq_len) return {};
-  if (use.two_transformers) return takes_image ? of(kI2vA14b) : of(kT2vA14b);
-  if (!takes_image) return of(kT2v14b);
-  return use.height >= 720 ? of(kI2v14b720) : of(kI2v14b480);
+  switch (published(c, use)) {
+    case Published::t2v_1_3b: return of(kT2v1_3b);
+    case Published::t2v_14b: return of(kT2v14b);
+    case Published::i2v_14b_480: return of(kI2v14b480);
+    case Published::i2v_14b_720: return of(kI2v14b720);
+    case Published::t2v_a14b: return of(kT2vA14b);
+    case Published::i2v_a14b: return of(kI2vA14b);
+    case Published::ti2v_5b: return use.image ? of(kTi2v5bOfImage) : of(kTi2v5bOfText);
+    case Published::none: break;
+  }
+  return {};
 }
 
 std::vector<double> wan_teacache_coefficients(const WanTransformerConfig& c, const WanUse& use) {
-  const auto is = [&](int64_t layers, int64_t heads) {
-    return c.num_layers == layers && c.num_attention_heads == heads;
-  };
-  const bool takes_image = c.in_channels != c.out_channels;
   if (use.two_transformers) return {};
-  if (is(30, 12) && !takes_image)
-    return {-5.21862437e+04, 9.23041404e+03, -5.28275948e+02, 1.36987616e+01, -4.99875664e-02};
-  if (!is(40, 40) || c.pos_embed_seq_len) return {};
-  if (!takes_image) return {-3.03318725e+05, 4.90537029e+04, -2.65530556e+03, 5.87365115e+01, -3.15583525e-01};
-  if (use.height >= 720) return {8.10705460e+03, 2.13393892e+03, -3.72934672e+02, 1.66203073e+01, -4.17769401e-02};
-  return {2.57151496e+05, -3.54229917e+04, 1.40286849e+03, -1.35890334e+01, 1.32517977e-01};
+  switch (published(c, use)) {
+    case Published::t2v_1_3b:
+      return {-5.21862437e+04, 9.23041404e+03, -5.28275948e+02, 1.36987616e+01, -4.99875664e-02};
+    case Published::t2v_14b: return {-3.03318725e+05, 4.90537029e+04, -2.65530556e+03, 5.87365115e+01, -3.15583525e-01};
+    case Published::i2v_14b_480:
+      return {2.57151496e+05, -3.54229917e+04, 1.40286849e+03, -1.35890334e+01, 1.32517977e-01};
+    case Published::i2v_14b_720:
+      return {8.10705460e+03, 2.13393892e+03, -3.72934672e+02, 1.66203073e+01, -4.17769401e-02};
+    default: return {};  // none were fitted to Wan 2.2
+  }
 }
 
 }  // namespace md

@@ -1,10 +1,7 @@
 #include "maxdiffusion/models/step_reuse.h"
 
-#include <map>
-#include <memory>
-#include <string>
-
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/nn/repeatable.h"
 #include "maxdiffusion/ops/control_flow.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
@@ -46,14 +43,6 @@ Tensor with_first_block(const Scope& s, const BlockSequence& blocks, StepReuse& 
   reuse.arrays = {where(close, before, added), out[0]};
   reuse.reused = cast(close, DType::f32);
   return out[1];
-}
-
-/// A parameter of `s` that is traced again is the same tensor.
-Scope repeatable(const Scope& s) {
-  return s.with_source([known = std::make_shared<std::map<std::string, Tensor>>()](const Scope& below, Param p) {
-    Tensor& t = (*known)[p.path];
-    return t ? t : t = below.resolve(std::move(p));
-  });
 }
 
 Tensor polynomial(const std::vector<double>& coefficients, Tensor x) {

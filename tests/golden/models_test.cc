@@ -14,6 +14,7 @@
 #include "maxdiffusion/models/tiny_video_vae.h"
 #include "maxdiffusion/models/vae.h"
 #include "maxdiffusion/models/wan_vae.h"
+#include "maxdiffusion/nn/repeatable.h"
 #include "maxdiffusion/ops/shape.h"
 #include "tests/golden/model_case.h"
 
@@ -84,20 +85,11 @@ NamedTensors run_wan_vae(const Scope& s, const nlohmann::json& json, NamedTensor
   return {{"mean", p.mean}, {"logvar", p.logvar}, {"pixels", wan_vae_decode(s, config, in.at("latents"))}};
 }
 
-/// A scope that returns each parameter as often as it is asked.
-Scope repeatable(const Scope& s, std::map<std::string, Tensor>& params) {
-  return s.with_source([&params](const Scope& below, Param p) {
-    Tensor& t = params[p.path];
-    return t ? t : t = below.resolve(std::move(p));
-  });
-}
-
 /// The first latent frame, then the next two, decoded; videos are encoded whole.
 NamedTensors run_tiny_video_vae_in_chunks(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
   const auto config = TinyVideoVaeConfig::from_json(json);
   const Tensor latents = in.at("latents");
-  std::map<std::string, Tensor> params;
-  const Scope again = repeatable(s, params);
+  const Scope again = repeatable(s);
   MediaState state;
   const Tensor first = tiny_video_vae_decode(again, config, slice_axis(latents, 1, 0, 1), &state),
                rest = tiny_video_vae_decode(again, config, slice_axis(latents, 1, 1, latents.dim(1)), &state);
@@ -108,8 +100,7 @@ NamedTensors run_tiny_video_vae_in_chunks(const Scope& s, const nlohmann::json& 
 NamedTensors run_wan_vae_in_chunks(const Scope& s, const nlohmann::json& json, NamedTensors& in) {
   const WanVaeConfig config = WanVaeConfig::from_json(json);
   const Tensor pixels = in.at("pixels"), latents = in.at("latents");
-  std::map<std::string, Tensor> params;
-  const Scope again = repeatable(s, params);
+  const Scope again = repeatable(s);
   std::vector<Tensor> means, logvars, frames;
   MediaState encoder, decoder;
   for (int64_t k = 0, at = 0; k < latents.dim(1); ++k) {
