@@ -116,6 +116,15 @@ inline constexpr const char* kAddKernel = "md_add";
 ///   attribute axis (i64)
 inline constexpr const char* kConcatenateKernel = "md_concatenate";
 
+/// One row of a stack, of any type. XLA slices bf16 in float32, and converts the whole stack for it before a loop.
+///   operands  stack [n, …]; index, an s32 scalar, clamped to [0, n − 1]
+///   result    row […]
+inline constexpr const char* kReadRowKernel = "md_read_row";
+/// Writes one row of a stack.
+///   operands  stack [n, …]; row […]; index as in md_read_row
+///   result    the stack, in place
+inline constexpr const char* kWriteRowKernel = "md_write_row";
+
 /// y = g·s(g). `by` selects s(g): "erf": (1 + erf(g/√2))/2, "tanh": its approximation, "sigmoid": sigmoid(1.702·g).
 /// Arithmetic is f32.
 ///   operands  x [rows…, C], f32 or bf16: g; gated: x [rows…, 2·C] with the halves a and g, and y = a·g·s(g)

@@ -16,6 +16,8 @@ void* product_handler();
 void* column_sums_handler();
 void* add_handler();
 void* concatenate_handler();
+void* read_row_handler();
+void* write_row_handler();
 void* gelu_handler();
 void* gelu_grad_handler();
 void* attention_handler();
@@ -41,6 +43,8 @@ const std::vector<Kernel>& cpu_kernels() {
                                               {kColumnSumsKernel, column_sums_handler()},
                                               {kAddKernel, add_handler()},
                                               {kConcatenateKernel, concatenate_handler()},
+                                              {kReadRowKernel, read_row_handler()},
+                                              {kWriteRowKernel, write_row_handler()},
                                               {kGeluKernel, gelu_handler()},
                                               {kGeluGradKernel, gelu_grad_handler()},
                                               {kAttentionKernel, attention_handler()},

@@ -8,6 +8,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/graph/clone.h"
 #include "maxdiffusion/graph/emit.h"
+#include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/registry.h"
 
@@ -40,14 +41,48 @@ Value compare_less(EmitCtx& c, const Value& a, const Value& b) {
                 "compare_type = #stablehlo<comparison_type SIGNED>");
 }
 
-/// Row [1, …] of a stack without its first axis. `index`: s32, clamped as XLA does.
-Value row_at(EmitCtx& c, const Value& stack, const Value& index, const Value& zero) {
+/// The same bits as another type of the same size.
+Value as_type(EmitCtx& c, const Value& x, DType t) {
+  return x.shape.dtype == t ? x : c.emit("stablehlo.bitcast_convert", {x}, Shape{t, x.shape.dims});
+}
+
+/// Whether kernels read and write the rows of this stack. XLA's CPU compiler slices floats of fewer than 32 bits in
+/// float32, and converts the whole stack before the loop: three times the stack's memory.
+bool kernels_access(const EmitCtx& c, const Shape& stack) {
+  constexpr int64_t kSmall = 1 << 16;  // bytes of a row
+  return c.options().calls_cpu_kernels() && stack.dtype == DType::bf16 && stack.bytes() / stack.dims[0] >= kSmall;
+}
+
+/// The type in which rows of this stack are read and written. Integers are not converted, but where no kernel reads
+/// them, the stack is copied before the loop.
+DType type_of_rows(const EmitCtx& c, const Shape& stack) {
+  if (c.platform() != Platform::cpu || !is_float(stack.dtype) || size_of(stack.dtype) > 2 || kernels_access(c, stack))
+    return stack.dtype;
+  return size_of(stack.dtype) == 2 ? DType::u16 : DType::u8;
+}
+
+/// Row [1, …] of a stack without its first axis. `index`: s32, clamped as XLA does. `zero`: s32.
+Value read_row(EmitCtx& c, const Value& stack, const Value& index, const Value& zero) {
+  const Shape row = row_shape(stack.shape);
+  if (kernels_access(c, stack.shape))
+    return c.emit_call({.target = kReadRowKernel, .results = {row}, .backend_config = {}}, {stack, index})[0];
   std::vector<Value> operands = {stack, index};
   operands.resize(static_cast<size_t>(stack.shape.rank()) + 1, zero);
   Shape one = stack.shape;
   one.dims[0] = 1;
   const Value slice = c.emit("stablehlo.dynamic_slice", operands, one, "slice_sizes = " + mlir_array(one.dims));
-  return c.emit("stablehlo.reshape", {slice}, row_shape(stack.shape));
+  return c.emit("stablehlo.reshape", {slice}, row);
+}
+
+/// The stack with another row at `index`.
+Value write_row(EmitCtx& c, const Value& stack, const Value& row, const Value& index, const Value& zero) {
+  if (kernels_access(c, stack.shape))
+    return c.emit_call(
+        {.target = kWriteRowKernel, .results = {stack.shape}, .backend_config = {}, .in_place = {{0, 0}}},
+        {stack, row, index})[0];
+  std::vector<Value> operands = {stack, c.emit("stablehlo.reshape", {row}, stacked_shape(1, row.shape)), index};
+  operands.resize(static_cast<size_t>(stack.shape.rank()) + 2, zero);
+  return c.emit("stablehlo.dynamic_update_slice", operands, stack.shape);
 }
 
 // Prints while (i < n) { row = reverse ? n − 1 − i : i; … }; each stacked result is written to its buffer at `row`.
@@ -59,17 +94,26 @@ void emit_scan(EmitCtx& c) {
   const Graph& body = *c.node().bodies[0];
   const Shape counter{DType::s32, {}};
   const size_t stacked = a.outputs.size() - a.carries;
+  std::vector<Value> stacks;
+  for (size_t i = 0; i < a.slices; ++i) {
+    const Value& x = c.in(static_cast<int>(a.carries + i));
+    stacks.push_back(as_type(c, x, type_of_rows(c, x.shape)));
+  }
 
   std::vector<Value> init = {c.constant_int(0, counter)};
   for (size_t i = 0; i < a.carries; ++i) init.push_back(c.in(static_cast<int>(i)));
-  for (size_t i = 0; i < stacked; ++i) init.push_back(c.constant(0, a.outputs[a.carries + i]));
+  for (size_t i = 0; i < stacked; ++i) {
+    Shape shape = a.outputs[a.carries + i];
+    shape.dtype = type_of_rows(c, shape);
+    init.push_back(c.constant(0, shape));
+  }
   const auto is_streamed = [&](size_t slice) { return c.node().inputs[a.carries + slice].node()->in_host_memory; };
   const size_t first_streamed = init.size();
   const bool two_rows = c.platform() == Platform::tpu;
   for (size_t i = 0; i < a.slices; ++i) {
     if (!is_streamed(i)) continue;
     const Value first_row = c.constant_int(a.reverse ? a.length - 1 : 0, counter);
-    const Value first = in_memory(c, row_at(c, c.in(static_cast<int>(a.carries + i)), first_row, init[0]), "device");
+    const Value first = in_memory(c, read_row(c, stacks[i], first_row, init[0]), "device");
     Axes row_axes(first.shape.dims.size());
     std::iota(row_axes.begin(), row_axes.end(), 1);
     init.push_back(two_rows ? c.broadcast(first, stacked_shape(2, first.shape).dims, row_axes) : first);
@@ -84,43 +128,32 @@ void emit_scan(EmitCtx& c) {
     const Value zero = r.constant_int(0, counter);
     Value row = args[0];
     if (a.reverse) row = r.emit("stablehlo.subtract", {r.constant_int(a.length - 1, counter), args[0]}, counter);
-    auto at_row = [&](const Value& first, int64_t rank) {
-      std::vector<Value> operands = {first, row};
-      operands.resize(static_cast<size_t>(rank) + 1, zero);
-      return operands;
-    };
     std::vector<Value> inner = {row}, streamed;
     inner.insert(inner.end(), args.begin() + 1, args.begin() + 1 + static_cast<int64_t>(a.carries));
     for (size_t i = 0; i < a.slices; ++i) {
-      const Value& x = c.in(static_cast<int>(a.carries + i));
+      const Value& x = stacks[i];
       if (!is_streamed(i)) {
-        inner.push_back(row_at(r, x, row, zero));
+        inner.push_back(as_type(r, read_row(r, x, row, zero), c.node().inputs[a.carries + i].dtype()));
         continue;
       }
       const Value &carried = args[first_streamed + streamed.size()], one = r.constant_int(1, counter);
       const Value next = r.emit(a.reverse ? "stablehlo.subtract" : "stablehlo.add", {row, one}, counter);
-      const Value copied = in_memory(r, row_at(r, x, next, zero), "device");
+      const Value copied = in_memory(r, read_row(r, x, next, zero), "device");
       if (!two_rows) {
         inner.push_back(carried);
         streamed.push_back(copied);
         continue;
       }
       const Value place = r.emit("stablehlo.and", {args[0], one}, counter);
-      inner.push_back(row_at(r, carried, place, zero));
-      std::vector<Value> operands = at_row(carried, carried.shape.rank());
-      operands[1] = r.emit("stablehlo.subtract", {one, place}, counter);
-      operands.insert(operands.begin() + 1, r.emit("stablehlo.reshape", {copied}, stacked_shape(1, copied.shape)));
-      streamed.push_back(r.emit("stablehlo.dynamic_update_slice", operands, carried.shape));
+      inner.push_back(read_row(r, carried, place, zero));
+      streamed.push_back(write_row(r, carried, copied, r.emit("stablehlo.subtract", {one, place}, counter), zero));
     }
     std::vector<Value> results = r.inline_body(body, inner);
     std::vector<Value> next = {r.emit("stablehlo.add", {args[0], r.constant_int(1, counter)}, counter)};
     next.insert(next.end(), results.begin(), results.begin() + static_cast<int64_t>(a.carries));
     for (size_t i = a.carries; i < results.size(); ++i) {
       const Value& buffer = args[1 + i];
-      Value slice = r.emit("stablehlo.reshape", {results[i]}, stacked_shape(1, results[i].shape));
-      std::vector<Value> operands = at_row(buffer, buffer.shape.rank());
-      operands.insert(operands.begin() + 1, slice);
-      next.push_back(r.emit("stablehlo.dynamic_update_slice", operands, buffer.shape));
+      next.push_back(write_row(r, buffer, as_type(r, results[i], buffer.shape.dtype), row, zero));
     }
     next.insert(next.end(), streamed.begin(), streamed.end());
     return next;
@@ -128,7 +161,8 @@ void emit_scan(EmitCtx& c) {
   const std::string head = c.region(types, condition);
   const std::string text = c.region(types, step);
   std::vector<Value> out = c.emit_multi("stablehlo.while", init, types, "", {head, text});
-  for (size_t i = 0; i < a.outputs.size(); ++i) c.set_out(out[1 + i], static_cast<int>(i));
+  for (size_t i = 0; i < a.outputs.size(); ++i)
+    c.set_out(as_type(c, out[1 + i], a.outputs[i].dtype), static_cast<int>(i));
 }
 
 // Access of the reversed loop's body to values of the forward body: rows and captures are read directly, cheap values
