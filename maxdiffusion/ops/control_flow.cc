@@ -46,18 +46,20 @@ Value as_type(EmitCtx& c, const Value& x, DType t) {
   return x.shape.dtype == t ? x : c.emit("stablehlo.bitcast_convert", {x}, Shape{t, x.shape.dims});
 }
 
-/// Whether kernels read and write the rows of this stack. XLA's CPU compiler slices floats of fewer than 32 bits in
-/// float32, and converts the whole stack before the loop: three times the stack's memory.
+/// Whether XLA's CPU compiler computes on this type in float32, slices included: before a loop it converts whole
+/// stacks, which takes three times their memory.
+bool is_widened(const EmitCtx& c, DType t) { return c.platform() == Platform::cpu && is_float(t) && size_of(t) <= 2; }
+
+/// Whether kernels read and write the rows of this stack.
 bool kernels_access(const EmitCtx& c, const Shape& stack) {
   constexpr int64_t kSmall = 1 << 16;  // bytes of a row
-  return c.options().calls_cpu_kernels() && stack.dtype == DType::bf16 && stack.bytes() / stack.dims[0] >= kSmall;
+  return c.options().calls_cpu_kernels() && is_widened(c, stack.dtype) && stack.bytes() / stack.dims[0] >= kSmall;
 }
 
 /// The type in which rows of this stack are read and written. Integers are not converted, but where no kernel reads
 /// them, the stack is copied before the loop.
 DType type_of_rows(const EmitCtx& c, const Shape& stack) {
-  if (c.platform() != Platform::cpu || !is_float(stack.dtype) || size_of(stack.dtype) > 2 || kernels_access(c, stack))
-    return stack.dtype;
+  if (!is_widened(c, stack.dtype) || kernels_access(c, stack)) return stack.dtype;
   return size_of(stack.dtype) == 2 ? DType::u16 : DType::u8;
 }
 
