@@ -110,9 +110,12 @@ void append(std::string& t, std::string_view names, std::string_view op, const s
 /// XLA_FFI_DataType of the element types that kernels know.
 int ffi_type(DType t) {
   switch (t) {
+    case DType::s8: return 2;
     case DType::s32: return 4;
+    case DType::u8: return 6;
     case DType::f32: return 11;
     case DType::bf16: return 16;
+    case DType::f8e4m3fn: return 20;
     default: fail(Code::internal, "fused calls: no kernel supports arrays of {}", to_string(t));
   }
 }

@@ -125,6 +125,16 @@ inline constexpr const char* kReadRowKernel = "md_read_row";
 ///   result    the stack, in place
 inline constexpr const char* kWriteRowKernel = "md_write_row";
 
+/// Numbers of eight bits as they are in another type.
+///   operands  x, s8 or f8e4m3fn
+///   result    y, f32 or bf16, of x's sizes
+inline constexpr const char* kWidenKernel = "md_widen";
+/// A matrix in NF4 (base/nf4.h) as numbers.
+///   operands  codes u8 [R, C/2]; scales of blocks of 64, u8 [R, C/64]; scales of 256 of those, f32 [⌈R·C/64/256⌉]; the
+///             mean, f32 [1]
+///   result    y [R, C], f32 or bf16
+inline constexpr const char* kWidenNf4Kernel = "md_widen_nf4";
+
 /// y = g·s(g). `by` selects s(g): "erf": (1 + erf(g/√2))/2, "tanh": its approximation, "sigmoid": sigmoid(1.702·g).
 /// Arithmetic is f32.
 ///   operands  x [rows…, C], f32 or bf16: g; gated: x [rows…, 2·C] with the halves a and g, and y = a·g·s(g)

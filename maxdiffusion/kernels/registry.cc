@@ -18,6 +18,8 @@ void* add_handler();
 void* concatenate_handler();
 void* read_row_handler();
 void* write_row_handler();
+void* widen_handler();
+void* widen_nf4_handler();
 void* gelu_handler();
 void* gelu_grad_handler();
 void* attention_handler();
@@ -45,6 +47,8 @@ const std::vector<Kernel>& cpu_kernels() {
                                               {kConcatenateKernel, concatenate_handler()},
                                               {kReadRowKernel, read_row_handler()},
                                               {kWriteRowKernel, write_row_handler()},
+                                              {kWidenKernel, widen_handler()},
+                                              {kWidenNf4Kernel, widen_nf4_handler()},
                                               {kGeluKernel, gelu_handler()},
                                               {kGeluGradKernel, gelu_grad_handler()},
                                               {kAttentionKernel, attention_handler()},

@@ -13,8 +13,11 @@
 #include "maxdiffusion/base/half.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/nearest.h"
+#include "maxdiffusion/base/nf4.h"
 #include "maxdiffusion/base/parallel.h"
+#include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/nn/param.h"
+#include "maxdiffusion/ops/custom_call.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/gather.h"
 #include "maxdiffusion/ops/shape.h"
@@ -22,26 +25,8 @@
 namespace md {
 namespace {
 
-constexpr int64_t kBlock = 64, kNestedBlock = 256;
+constexpr int64_t kBlock = kNf4Block, kNestedBlock = kNf4NestedBlock;
 constexpr float kLargestFloat8 = 448;
-
-/// Quantiles of the normal distribution, with a zero. Source: Dettmers et al. 2023 (QLoRA), appendix E.
-constexpr std::array<float, 16> kNf4 = {-1.0F,
-                                        -0.6961928009986877F,
-                                        -0.5250730514526367F,
-                                        -0.39491748809814453F,
-                                        -0.28444138169288635F,
-                                        -0.18477343022823334F,
-                                        -0.09105003625154495F,
-                                        0.0F,
-                                        0.07958029955625534F,
-                                        0.16093020141124725F,
-                                        0.24611230194568634F,
-                                        0.33791524171829224F,
-                                        0.44070982933044434F,
-                                        0.5626170039176941F,
-                                        0.7229568362236023F,
-                                        1.0F};
 
 template <size_t n>
 size_t nearest_of(const std::array<float, n>& map, float v) {
@@ -159,6 +144,17 @@ Tensor widened_nf4(const Dims& dims, const std::vector<Tensor>& a) {
   return reshape(values, dims);
 }
 
+/// The numbers of the arrays in `to`; those of rows with scales without their scale.
+Tensor widened_values(FewBitsType type, const Dims& dims, const std::vector<Tensor>& a, DType to) {
+  const bool nf4 = type == FewBitsType::nf4;
+  Graph& g = a[0].graph();
+  if (g.options().calls_cpu_kernels() && (to == DType::f32 || to == DType::bf16))
+    return custom_call(
+        g, nf4 ? a : std::vector{a[0]},
+        {.target = nf4 ? kWidenNf4Kernel : kWidenKernel, .results = {{to, dims}}, .backend_config = {}})[0];
+  return cast(nf4 ? widened_nf4(dims, a) : a[0], to);
+}
+
 bool has_part(const std::string& module, const std::string& part) {
   return ("." + module + ".").find("." + part + ".") != std::string::npos;
 }
@@ -242,9 +238,10 @@ Tensor few_bits_product(FewBitsType type, const Dims& dims, Tensor x, const std:
   in.insert(in.end(), arrays.begin(), arrays.end());
   const auto body = [&](const std::vector<Tensor>& all) -> std::vector<Tensor> {
     const std::vector<Tensor> a(all.begin() + 1, all.end());
-    if (type == FewBitsType::nf4) return {f(all[0], cast(widened_nf4(dims, a), x.dtype()))};
+    const Tensor y = f(all[0], widened_values(type, dims, a, x.dtype()));
+    if (type == FewBitsType::nf4) return {y};
     // Rows of the matrix are the last axis of the result, so their scales apply after the product.
-    return {cast(cast(f(all[0], cast(a[0], x.dtype())), DType::f32) * a[1], x.dtype())};
+    return {cast(cast(y, DType::f32) * a[1], x.dtype())};
   };
   return checkpoint(remat_policy("MATMUL_WITHOUT_BATCH"), body, in)[0];
 }
