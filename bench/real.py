@@ -375,12 +375,12 @@ def main():
             size = sum(MODELS[model]["gb"])
             # The folder, and the largest output.
             written = dict(generate=0.1, lora=0.5, convert=size, full=6 * MODELS[model]["gb"][1])
-            disk = size + max(written[work] for work in o.work.split(","))
+            made = (folder / "done").exists()
+            disk = (0 if made else size) + max(written[work] for work in o.work.split(","))
             free = shutil.disk_usage(root).free / 1e9
             if disk > free:
                 skipped.append(f"{model}: {disk:.0f} GB of disk, {free:.0f} are free in {root}")
                 continue
-            made = False
             for work in o.work.split(","):
                 for name in programs:
                     most, need = o.memory or free_gb(), needed(model, work, name)

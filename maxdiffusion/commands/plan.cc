@@ -112,6 +112,14 @@ void print_roofline(const CompiledSteps& steps, const AheadOfTime& ahead, double
       "{:.4f}, between slices {:.4f}), {:.4f} s where none overlaps\n",
       std::max({products, memory, within, between}), products, memory, within, between,
       products + memory + within + between);
+  if (ahead.cycles == 0 || rates->cycles == 0) return;
+  const double operations = ahead.cycles / rates->cycles, kernels = ahead.kernel_flops / *peak,
+               whole = operations + kernels + within + between;
+  fmt::print(
+      "predicted step time by the compiler's schedule: {:.4f} s (operations {:.4f}, attention kernels {:.4f} at the "
+      "peak, "
+      "messages {:.4f} where none overlaps), {:.0f} % of the peak's FLOPs are the model's\n",
+      whole, operations, kernels, within + between, 100 * products / whole);
 }
 
 AheadOfTime fitting(const CompiledSteps& steps, size_t i) {

@@ -174,13 +174,15 @@ bool FewBits::covers(const std::string& module, const Dims& dims) const {
   if (dims.size() != 2) return false;
   for (const std::string& part : skip)
     if (part == kOutsideBlocks ? !in_block(module) : has_part(module, part)) return false;
-  if (type == FewBitsType::nf4 && dims[1] % kBlock != 0)
+  if (type == FewBitsType::nf4 && dims[1] % kBlock != 0) {
+    std::vector<std::string> skipped = skip;
+    skipped.push_back(module.substr(module.rfind('.') + 1));
     throw Error(Code::invalid_config,
                 fmt::format("base weights in nf4: '{}' has rows of {} numbers; expected a multiple "
                             "of {}",
                             module, dims[1], kBlock))
-        .note(fmt::format("try: base_quantization_skip=[{}, {}], or int8", fmt::join(skip, ", "),
-                          module.substr(module.rfind('.') + 1)));
+        .note(fmt::format("try: base_quantization_skip=[{}], or int8", fmt::join(skipped, ", ")));
+  }
   return true;
 }
 

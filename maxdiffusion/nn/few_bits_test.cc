@@ -63,6 +63,9 @@ TEST(FewBits, AreOfMatricesInBlocksThatAreNotSkipped) {
   EXPECT_NE(e.find("'blocks.0.up' has rows of 96 numbers; expected a multiple of 64"), std::string::npos) << e;
   EXPECT_NE(e.find("base_quantization_skip=[outside_blocks, up]"), std::string::npos) << e;
   EXPECT_FALSE(four.covers("patch_embedding", {8, 96}));
+  const FewBits everywhere{FewBitsType::nf4, {}};
+  const std::string first = error_of([&] { everywhere.covers("proj_in", {8, 96}); });
+  EXPECT_NE(first.find("base_quantization_skip=[proj_in], or int8"), std::string::npos) << first;
 }
 
 TEST(FewBits, AreParametersWithoutGradientsOfFrozenScopesAlone) {

@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/ops/dot.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/gather.h"
 #include "maxdiffusion/ops/shape.h"
@@ -31,6 +33,39 @@ Tables tables_of(int64_t first, int64_t places, int64_t size, double theta) {
     sines[static_cast<size_t>(k)] = static_cast<float>(std::sin(angle));
   }
   return t;
+}
+
+/// f32 [n, 2n]: times it, numbers a, b, … become a, a, b, b, …
+Tensor repeats(Graph& g, int64_t n) {
+  HostArray m = zeros_like(HostArray(Shape{DType::f32, {n, 2 * n}}));
+  auto v = m.mutable_view<float>();
+  for (int64_t i = 0; i < n; ++i)
+    v[static_cast<size_t>(i * 2 * n + 2 * i)] = v[static_cast<size_t>(i * 2 * n + 2 * i + 1)] = 1;
+  return constant(g, m);
+}
+
+/// [d, d]: times it, neighbours a, b become −b, a.
+Tensor quarter_turn(Graph& g, int64_t d, DType type) {
+  HostArray m = zeros_like(HostArray(Shape{DType::f32, {d, d}}));
+  auto v = m.mutable_view<float>();
+  for (int64_t i = 0; i < d; i += 2) {
+    v[static_cast<size_t>((i + 1) * d + i)] = -1;
+    v[static_cast<size_t>(i * d + i + 1)] = 1;
+  }
+  return constant(g, m.cast(type));
+}
+
+/// Rotates neighbours without taking them apart, which on TPUs turns whole arrays in memory: their matrix units
+/// exchange them, exactly.
+Tensor rotated_in_place(Tensor x, const Rotary& r) {
+  Graph& g = x.graph();
+  const auto times = [](Tensor a, Tensor m) {
+    return cast(dot(a, m, {.lhs_contract = {-1}, .rhs_contract = {0}, .precision = Precision::highest}), DType::f32);
+  };
+  const Tensor twice = repeats(g, x.dim(3) / 2);
+  return cast(cast(x, DType::f32) * times(r.cosines, twice) +
+                  times(x, quarter_turn(g, x.dim(3), x.dtype())) * times(r.sines, twice),
+              x.dtype());
 }
 
 }  // namespace
@@ -75,6 +110,7 @@ Rotary rotary_at(Tensor places, const Dims& limits, const Dims& sizes, double th
 Tensor rotated(Tensor x, const Rotary& r, RotaryPairs pairs) {
   const Dims& d = x.dims();
   const bool halves = pairs == RotaryPairs::halves;
+  if (!halves && x.graph().options().platform == Platform::tpu) return rotated_in_place(x, r);
   const int64_t axis = halves ? 3 : 4;  // axis of the two members of a pair
   Tensor members =
       reshape(cast(x, DType::f32), halves ? Dims{d[0], d[1], d[2], 2, d[3] / 2} : Dims{d[0], d[1], d[2], d[3] / 2, 2});

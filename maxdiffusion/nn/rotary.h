@@ -22,8 +22,8 @@ Rotary rotary_at(Tensor places, const Dims& limits, const Dims& sizes, double th
 
 /// Features of a head that form a pair: 2k and 2k + 1, or k and k + d/2.
 enum class RotaryPairs { neighbours, halves };
-/// Rotates x [B, S, N, d]. The result has all first elements of the pairs, then all second ones; attention logits do
-/// not depend on this order. Computed in f32.
+/// Rotates x [B, S, N, d]. Of neighbours, the result has all first elements of the pairs, then all second ones, but on
+/// TPUs the order of x; attention logits do not depend on it. Computed in f32.
 Tensor rotated(Tensor x, const Rotary& r, RotaryPairs pairs = RotaryPairs::neighbours);
 
 }  // namespace md::nn

@@ -363,8 +363,9 @@ tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind) 
   Ref dq, dk, dv, db, sum_q, sum_k, sum_v, sum_b;
   const int64_t rows = fused ? lq : bq;
   if (of_q) dq = rows_of(p, a, "dq", lq, rows, fused ? -1 : axis_q, false, out, a.type);
-  if (of_keys) dk = rows_of(p, each, "dk", lk, bk, axis_k, true, out, a.type);
-  if (of_keys) dv = rows_of(p, each, "dv", lk, bk, axis_k, true, out, a.type);
+  const DType of_sums = a.part_of_queries ? DType::f32 : a.type;
+  if (of_keys) dk = rows_of(p, each, "dk", lk, bk, axis_k, true, out, of_sums);
+  if (of_keys) dv = rows_of(p, each, "dv", lk, bk, axis_k, true, out, of_sums);
   if (of_bias)
     db = p.output("dbias", {DType::f32, {a.batch, a.heads, nk, 1, bk}}, {1, 1, 1, 1, bk}, {{0}, {1}, {axis_k}, {}, {}});
   if (of_q) sum_q = p.scratch("sum_q", {DType::f32, {rows, d}});
@@ -405,15 +406,16 @@ tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind) 
         p.store(sum_q, p.add(p.load(sum_q, row, bq, multiple), p.matmul(ds, keys, 0, 0, a.exact)), row, multiple);
     }
   });
-  const auto scaled = [&](Tile x) { return p.cast(p.multiply(x, a.scale), a.type); };
+  const auto scaled = [&](Tile x, DType type) { return p.cast(p.multiply(x, a.scale), type); };
   if (of_keys)
     p.when(p.equal(i, p.scalar(nq - 1)), [&] {
-      p.store(dk, scaled(p.load(sum_k)));
-      p.store(dv, p.cast(p.load(sum_v), a.type));
+      p.store(dk, scaled(p.load(sum_k), of_sums));
+      p.store(dv, p.cast(p.load(sum_v), of_sums));
       if (of_bias) p.store(db, p.slice(p.transpose(p.load(sum_b)), 0, 1, 0, bk));
     });
   if (of_q)
-    p.when(p.equal(j, p.scalar(nk - 1)), [&] { p.store(dq, scaled(p.load(sum_q, row, bq, multiple)), row, multiple); });
+    p.when(p.equal(j, p.scalar(nk - 1)),
+           [&] { p.store(dq, scaled(p.load(sum_q, row, bq, multiple), a.type), row, multiple); });
   return p;
 }
 
@@ -532,9 +534,61 @@ AttentionResult tile_attention(Tensor q, Tensor k, Tensor v, const LocalAttentio
   return {from_kernel(a, out[0], q.dims()), lq == a.queries ? lse : slice_axis(lse, 2, 0, a.queries)};
 }
 
+namespace {
+
+/// The smallest number of equal parts of the queries for which the fused kernel fits; 0: none.
+int64_t parts_of_queries(TileAttention a) {
+  constexpr int64_t kMost = 8;
+  a.part_of_queries = true;
+  const int64_t queries = a.queries;
+  for (int64_t n = 2; n <= kMost; ++n) {
+    a.queries = (queries + n - 1) / n;
+    if (a.queries < a.blocks.gradient_queries) break;
+    if (tile_gradient_program(a, TileGradient::fused).fast_memory() <= a.chip.fast_memory) return n;
+  }
+  return 0;
+}
+
+AttentionGradient gradient_of(const TileAttention& a, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
+                              const LocalAttention& options);
+
+/// The sum over parts of the queries, each by the fused kernel: five products for each block of logits, not seven.
+AttentionGradient gradient_in_parts(int64_t parts, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
+                                    const LocalAttention& options) {
+  AttentionGradient all;
+  std::vector<Tensor> dqs;
+  const auto plus = [](Tensor a, Tensor b) { return a ? a + b : b; };
+  const int64_t queries = q.dim(1), rows = (queries + parts - 1) / parts;
+  for (int64_t from = 0; from < queries; from += rows) {
+    const int64_t end = std::min(queries, from + rows);
+    const auto part = [&](Tensor x, int64_t axis = 1) { return slice_axis(x, axis, from, end); };
+    LocalAttention o = options;
+    const Tensor first = full(q.graph(), static_cast<double>(from), {DType::s32, {}});
+    if (o.causal) o.first_query = o.first_query ? o.first_query + broadcast_to(first, o.first_query.dims()) : first;
+    if (o.query_segments) o.query_segments = part(o.query_segments);
+    TileAttention a = call_of(part(q), k, o);
+    a.part_of_queries = true;
+    const AttentionGradient g = gradient_of(a, part(q), k, v, part(y), part(lse, 2), part(dy), o);
+    dqs.push_back(g.q);
+    all.k = plus(all.k, g.k);
+    all.v = plus(all.v, g.v);
+    if (g.key_bias) all.key_bias = plus(all.key_bias, g.key_bias);
+  }
+  all.q = concatenate(dqs, 1);
+  return all;
+}
+
+}  // namespace
+
 AttentionGradient tile_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
                                           const LocalAttention& options) {
-  const TileAttention a = call_of(q, k, options);
+  return gradient_of(call_of(q, k, options), q, k, v, y, lse, dy, options);
+}
+
+namespace {
+
+AttentionGradient gradient_of(const TileAttention& a, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
+                              const LocalAttention& options) {
   using Fused = AttentionBlocks::Fused;
   bool fused = a.blocks.fused_gradient != Fused::no;
   const auto of_kind = [](TileGradient kind) {
@@ -548,6 +602,7 @@ AttentionGradient tile_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y
           "flash_block_sizes: use_fused_bwd_kernel is true; for {} queries it takes {} MiB of fast memory, expected at "
           "most {} MiB; false needs less",
           a.queries, need >> 20, a.chip.fast_memory >> 20);
+      if (const int64_t parts = parts_of_queries(a)) return gradient_in_parts(parts, q, k, v, y, lse, dy, options);
       fused = false;
     }
   }
@@ -599,5 +654,7 @@ AttentionGradient tile_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y
   }
   return g;
 }
+
+}  // namespace
 
 }  // namespace md

@@ -31,6 +31,7 @@ struct TileAttention {
   bool limited = false;  // lengths and positions are scalar inputs: the first query's position minus the first key's,
                          // then each sample's number of keys
   bool key_bias = false, segments = false;  // whether these arrays are inputs
+  bool part_of_queries = false;             // others give keys gradients too: dk and dv are f32, to be added
   AttentionBlocks blocks = {};
   TileChip chip = {};
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <cstdlib>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -211,6 +212,24 @@ struct Reader {
     return {};
   }
 
+  /// libtpu's estimates of an instruction that runs `times` times.
+  void read_cost(const proto::HloInstruction& op, double times) {
+    const std::string& text = op.backend_config();
+    const bool kernel = op.opcode() == "custom-call";
+    if (text.find(kernel ? "\"cost_estimate\"" : "\"estimated_cycles\"") == text.npos) return;
+    const auto config = parse_json_or_discard(text);
+    const auto number = [&](const char* group, const char* key) -> double {  // integers of 64 bits are texts
+      const nlohmann::json& in = kernel ? config.value("custom_call_config", nlohmann::json::object()) : config;
+      if (!in.is_object() || !in.contains(group) || !in[group].is_object()) return 0;
+      const nlohmann::json value = in[group].value(key, nlohmann::json());
+      if (value.is_number()) return value.get<double>();
+      return value.is_string() ? std::strtod(value.get<std::string>().c_str(), nullptr) : 0;
+    };
+    if (!config.is_object()) return;
+    (kernel ? found.kernel_flops : found.cycles) +=
+        times * (kernel ? number("cost_estimate", "flops") : number("window_config", "estimated_cycles"));
+  }
+
   static bool moves_nothing(const proto::HloInstruction& op) {
     constexpr std::string_view kNames[] = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast"};
     return std::ranges::count(kNames, op.opcode()) > 0;
@@ -263,6 +282,7 @@ struct Reader {
     for (const auto& op : computation(id).instructions()) {
       by_id[op.id()] = &op;
       if (started && !moves_nothing(op)) {
+        read_cost(op, times);
         ++found.instructions;
         found.type_changes += only_changes_type(op);
       }

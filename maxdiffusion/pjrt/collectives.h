@@ -52,6 +52,9 @@ struct Operations {
   /// Number of top-level instructions that the program starts (fusions, calls; bodies of loops once), and how many of
   /// them only convert a type.
   int64_t instructions = 0, type_changes = 0;
+  /// TPUs, one run: cycles that the compiler expects its own operations to take one after the other, and FLOPs of
+  /// kernels by their cost_estimate. Messages and copies are not included.
+  double cycles = 0, kernel_flops = 0;
 };
 
 /// `program`: HloModuleProto or HloModuleProtoWithConfig, selected by `format` ("hlo", "hlo_with_config"). Throws

@@ -1,6 +1,7 @@
 // TPUs. Peaks (bf16) and rates are those of a chip on the vendor's system architecture pages; from v4 on a chip is one
 // device. A port's bandwidth is a chip's ICI bandwidth / number of ports (4; v4 and v5p 6); a mesh axis, a ring, uses
-// two ports. Network bandwidth is a host's / its chips.
+// two ports. Network bandwidth is a host's / its chips. The clock is the peak / the FLOPs that all matrix units do in a
+// cycle: 4 units of 128 × 128 (v5e), 8 (v4, v5p), or 4 of 256 × 256 (v6e).
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -17,8 +18,9 @@ struct Chip {
   double bf16;
   DeviceRates rates;
 };
-constexpr Chip kV6e{"TPU v6e", 918e12, {1600e9, 200e9, 12.5e9}}, kV5e{"TPU v5e", 197e12, {819e9, 100e9, 3.125e9}},
-    kV5p{"TPU v5p", 459e12, {2765e9, 200e9, 6.25e9}}, kV4{"TPU v4", 275e12, {1228e9, 100e9, 6.25e9}};
+constexpr Chip kV6e{"TPU v6e", 918e12, {1600e9, 200e9, 12.5e9, 1.75e9}},
+    kV5e{"TPU v5e", 197e12, {819e9, 100e9, 3.125e9, 1.5e9}}, kV5p{"TPU v5p", 459e12, {2765e9, 200e9, 6.25e9, 1.75e9}},
+    kV4{"TPU v4", 275e12, {1228e9, 100e9, 6.25e9, 1.05e9}};
 
 const Chip* chip(std::string_view kind) {
   // Longer names first: v5p reports "TPU v5".

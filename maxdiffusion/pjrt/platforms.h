@@ -19,6 +19,7 @@ struct DeviceRates {
   double memory;   // of its memory
   double axis;     // to the other devices along one mesh axis of a slice (TPU: both directions of a ring; GPU: NVLink)
   double network;  // to other slices or hosts
+  double cycles = 0;  // of a TPU's core; 0: its compiler says no cycles
 };
 
 /// A named set of compiler options.

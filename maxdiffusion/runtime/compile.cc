@@ -275,6 +275,8 @@ void describe(const pjrt::Compiled& compiled, const Mesh& mesh, AheadOfTime& out
     out.products = std::move(found->products);
     out.instructions = found->instructions;
     out.type_changes = found->type_changes;
+    out.cycles = found->cycles;
+    out.kernel_flops = found->kernel_flops;
   }
 }
 

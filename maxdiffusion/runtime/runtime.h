@@ -278,6 +278,7 @@ struct AheadOfTime {
   std::vector<pjrt::Turned> turned;                       // changes of memory layout
   std::map<std::string, int64_t> products;                // by types, as in pjrt::Operations
   int64_t instructions = 0, type_changes = 0;             // as in pjrt::Operations; 0: unknown
+  double cycles = 0, kernel_flops = 0;                    // as in pjrt::Operations
   CompileReport report;
   std::string cache_file;  // file of the executable (aot_cache_dir)
 };

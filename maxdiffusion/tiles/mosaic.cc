@@ -293,12 +293,14 @@ std::string mosaic_text(const Program& program) { return Text(program).module();
 CustomCall mosaic_call(const Program& program) {
   constexpr int64_t kUsual = int64_t{14} << 20;  // the compiler's default limit for a kernel is 16 MiB
   const int64_t need = program.fast_memory() * 5 / 4;
+  const Program::Work work = program.work();
   return {
       .target = kTpuCall,
       .results = program.results(),
       .backend_config = fmt::format(
-          R"({{"custom_call_config": {{"body": "{}", "serialization_format": 1, "needs_layout_passes": true}}{}}})",
-          base64(mosaic_text(program)),
+          R"({{"custom_call_config": {{"body": "{}", "cost_estimate": {{"flops": {:.0f}, "transcendentals": {:.0f}, )"
+          R"("bytes_accessed": {:.0f}}}, "serialization_format": 1, "needs_layout_passes": true}}{}}})",
+          base64(mosaic_text(program)), work.flops, work.transcendentals, work.bytes,
           need < kUsual
               ? ""
               : fmt::format(R"(, "scoped_memory_configs": [{{"memory_space": 1, "offset": 0, "size": {}}}])", need)),

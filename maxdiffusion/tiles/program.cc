@@ -1,6 +1,7 @@
 #include "maxdiffusion/tiles/program.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "maxdiffusion/base/error.h"
@@ -19,6 +20,38 @@ int64_t registers_bytes(const Shape& s) {
   int64_t bytes = size;
   for (int64_t n : d) bytes *= n;
   return bytes;
+}
+
+double product_of(const Dims& dims) {
+  double n = 1;
+  for (const int64_t d : dims) n *= static_cast<double>(d);
+  return n;
+}
+
+/// FLOPs and transcendentals of one run of a body. `constants`: scalars by id.
+Program::Work work_of(const Body& body, std::map<int, double>& constants) {
+  Program::Work all, conditional;
+  for (const Statement& s : body.statements) {
+    if (s.op == Op::constant && s.out[0].is_scalar()) constants[s.out[0].id] = s.value;
+    if (s.op == Op::matmul)
+      all.flops += 2 * product_of(s.out[0].shape.dims) *
+                   static_cast<double>(s.in[0].shape.dims[static_cast<size_t>(s.contract[0])]);
+    if (s.op == Op::exp2 || s.op == Op::log2) all.transcendentals += product_of(s.out[0].shape.dims);
+    if (s.op == Op::when) {
+      const Program::Work inside = work_of(*s.bodies[0], constants);
+      if (inside.flops >= conditional.flops) conditional = inside;
+    }
+    if (s.op == Op::loop) {
+      const Program::Work inside = work_of(*s.bodies[0], constants);
+      const auto count = constants.find(s.in[0].id);
+      const double times = count == constants.end() ? 1 : count->second;
+      all.flops += times * inside.flops;
+      all.transcendentals += times * inside.transcendentals;
+    }
+  }
+  all.flops += conditional.flops;
+  all.transcendentals += conditional.transcendentals;
+  return all;
 }
 
 }  // namespace
@@ -245,6 +278,24 @@ int64_t Program::fast_memory() const {
     if (m.space != Space::scalars)
       bytes += registers_bytes({m.array.dtype, m.block}) * (m.space == Space::scratch ? 1 : 2);
   return bytes;
+}
+
+Program::Work Program::work() const {
+  std::map<int, double> constants;
+  Work w = work_of(body(), constants);
+  const double steps = product_of(grid_);
+  w.flops *= steps;
+  w.transcendentals *= steps;
+  for (const Memory& m : memories_) {
+    if (m.space != Space::input && m.space != Space::output) continue;
+    // The last axis of the grid that moves the block; the block stays while later axes run.
+    int last = -1;
+    for (const Place& p : m.place) last = std::max(last, p.grid);
+    double moves = 1;
+    for (int axis = 0; axis <= last; ++axis) moves *= static_cast<double>(grid_[static_cast<size_t>(axis)]);
+    w.bytes += moves * static_cast<double>(Shape{m.array.dtype, m.block}.bytes());
+  }
+  return w;
 }
 
 }  // namespace md::tiles

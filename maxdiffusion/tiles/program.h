@@ -166,6 +166,14 @@ class Program {
   /// Estimated bytes of a TPU's fast memory: two buffers for each block, scratch, and twice the largest tile, including
   /// padding to whole registers.
   int64_t fast_memory() const;
+  /// Estimated work of a call, for the compiler's schedule. Of bodies of `when` the one with the most products counts,
+  /// and always; a loop's body counts once unless the number of its iterations is a constant.
+  struct Work {
+    double flops = 0;            // of matrix products
+    double transcendentals = 0;  // powers and logarithms
+    double bytes = 0;            // blocks read and written, each time that their place changes
+  };
+  Work work() const;
 
  private:
   Ref add_memory(Memory m);

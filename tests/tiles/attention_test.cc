@@ -207,6 +207,64 @@ TEST(TileAttention, IsAttention) {
     }
 }
 
+/// Forward and gradient of a case on a chip of 16 MiB, whose fused kernel keeps some 5,400 queries of 256 float32.
+std::vector<Tensor> on_small_chip(const Case& c, Graph& g, const std::vector<Tensor>& x, AttentionBlocks::Fused fused) {
+  LocalAttention local = how(c, g);
+  local.blocks.fused_gradient = fused;
+  const AttentionResult r = tile_attention(x[0], x[1], x[2], local);
+  const AttentionGradient d = tile_attention_gradient(x[0], x[1], x[2], r.y, r.lse, x[3], local);
+  return {d.q, d.k, d.v, c.key_bias ? d.key_bias : x[0]};
+}
+std::vector<Tensor> inputs_of(Graph& g, const Case& c) {
+  std::vector<Tensor> x;
+  for (const Shape& s : shapes(c)) x.push_back(g.input(std::to_string(x.size()), s));
+  return x;
+}
+
+TEST(TileAttention, GradientsOfMoreQueriesThanFitAreSumsOfParts) {
+  const AttentionBlocks blocks{.queries = 512, .keys = 128, .keys_compute = 128};
+  for (const Case& c :
+       {Case{"causal, bias of keys", 6000, 128, 256, DType::f32, true, false, 0, 5800, -1, 1, 1, true, false, blocks},
+        Case{"segments, tails", 5801, 70, 256, DType::f32, false, false, 0, 0, -1, 1, 1, false, true, blocks}}) {
+    GraphOptions o = one_device().graph_options();
+    o.device_kind = "an unknown TPU";
+    Graph g(o);
+    const std::vector<Tensor> x = inputs_of(g, c);
+    EXPECT_THROW(on_small_chip(c, g, x, AttentionBlocks::Fused::yes), Error) << "it fits as a whole";
+    int n = 0;
+    for (Tensor t : on_small_chip(c, g, x, AttentionBlocks::Fused::automatic)) g.output("d" + std::to_string(n++), t);
+    std::vector<HostArray> in;
+    for (const Shape& s : shapes(c)) in.push_back(wave(s, 0.3 + static_cast<double>(in.size())));
+    const auto out = evaluate(one_device(), g, in);
+    const auto should = expected(c, in);
+    for (size_t i = 0; i < 4; ++i)
+      if (i < 3 || c.key_bias)
+        expect_near(out[i], should[2 + i], 3e-5, std::string(c.name) + ": gradient " + "qkvb"[i]);
+  }
+}
+
+// Five products for each block of logits, not the seven of two kernels.
+TEST(TileAttention, OfManyQueriesCallsTheFusedKernelForEachPart) {
+  GraphOptions o;
+  o.platform = Platform::tpu;
+  Graph g(o);
+  const Case c{"parts", 12000, 128,   256,   DType::f32,
+               false,   false, 0,     0,     -1,
+               1,       1,     false, false, {.queries = 512, .keys = 128, .keys_compute = 128}};
+  int n = 0;
+  for (Tensor t : on_small_chip(c, g, inputs_of(g, c), AttentionBlocks::Fused::automatic))
+    g.output("d" + std::to_string(n++), t);
+  const std::string module = to_stablehlo(g);
+  constexpr std::string_view kFlops = R"(\"flops\": )";
+  std::vector<double> flops;
+  for (size_t at = 0; (at = module.find(kFlops, at)) != std::string::npos; ++at)
+    flops.push_back(std::stod(module.substr(at + kFlops.size())));
+  const double product = 2.0 * 2 * 12096 * 128 * 256;  // 24 blocks of 504 queries
+  ASSERT_EQ(flops.size(), 5U) << "forward and four parts";
+  EXPECT_EQ(flops[0], 2 * product);
+  EXPECT_EQ(flops[1] + flops[2] + flops[3] + flops[4], 5 * product);
+}
+
 TileAttention sizes(const Case& c, const std::string& kind) {
   return {.batch = 2,
           .heads = c.heads,
