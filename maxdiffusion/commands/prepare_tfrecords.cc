@@ -50,8 +50,14 @@ std::map<std::string, int64_t> numbers_of(const TrainingRequest& r, int64_t reco
            all[static_cast<size_t>(record * static_cast<int64_t>(all.size()) / r.data.tfrecords.num_eval_samples)]}};
 }
 
-void write_encoded(const TrainingRequest& r, const std::shared_ptr<const RecordSource>& source,
-                   TfrecordShards& shards) {
+/// The images or clips to write.
+std::shared_ptr<const RecordSource> open_data(const TrainingRequest& r, const SourcePlan& from) {
+  const TfrecordKeys& keys = r.data.tfrecords;
+  auto source = open_source(prepare_source(from));
+  return keys.enable_eval_timesteps ? first_records(source, keys.num_eval_samples) : source;
+}
+
+void write_encoded(const TrainingRequest& r, SourcePlan from, TfrecordShards& shards) {
   ModelComponents models(r.components);
   r.rules.warn_of_ignored(models.opened(), "prepare_tfrecords");
   const ImageKeys& keys = r.data.images;
@@ -68,6 +74,8 @@ void write_encoded(const TrainingRequest& r, const std::shared_ptr<const RecordS
                      .random_crop = keys.random_crop,
                      .references = references};
   if (family.spec().videos()) config = plan_images(r.data, family);
+  if (config.clip) from.config.synthetic_frames = config.clip->frames;
+  const auto source = open_data(r, from);
   const ImagesInBuckets images = sort_into_aspect_buckets(source, config, true);
   int64_t skipped = 0;
   std::string first;
@@ -118,17 +126,13 @@ int64_t write_records(const TrainingRequest& r, const std::string& folder) {
     from.config.hf_train_files = keys.data_files_pattern;
     from.config.dataset_type.clear();
   }
-  const bool for_evaluation = keys.enable_eval_timesteps;
-  auto source = open_source(prepare_source(from));
-  if (for_evaluation) source = first_records(source, keys.num_eval_samples);
   TfrecordShards shards(folder, keys.no_records_per_shard);
   if (r.data.denoise.cache_latents_text_encoder_outputs)
-    write_encoded(r, source, shards);
+    write_encoded(r, from, shards);
   else
-    write_stored(source, from.config, shards);
-  check(!for_evaluation || shards.count() == keys.num_eval_samples, Code::io,
-        "{}: {} records can be encoded; expected num_eval_samples={}", source->name(), shards.count(),
-        keys.num_eval_samples);
+    write_stored(open_data(r, from), from.config, shards);
+  check(!keys.enable_eval_timesteps || shards.count() == keys.num_eval_samples, Code::io,
+        "{}: {} records can be encoded; expected num_eval_samples={}", folder, shards.count(), keys.num_eval_samples);
   shards.close();
   return shards.count();
 }

@@ -120,6 +120,7 @@ DataPlan plan_data(const DataKeys& keys, DataMode mode, const RunInfo& run, cons
         record_columns(family.spec(), std::ssize(plan.source.config.reference_columns()));
   else if (mode != DataMode::synthetic_latents)
     plan.images = plan_images(keys, family);
+  if (plan.images.clip) plan.source.config.synthetic_frames = plan.images.clip->frames;
   const double per_device = keys.batches.per_device_batch_size;
   for (int64_t size : plan.source.batch_sizes)
     if (static_cast<double>(size) != per_device)

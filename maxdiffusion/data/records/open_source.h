@@ -41,6 +41,7 @@ struct DataSourceConfig {
   int64_t max_train_samples = -1;                // the first N as stored; −1: all
   std::optional<int64_t> synthetic_num_samples;  // of dataset_type synthetic
   int64_t resolution = 512;                      // of dataset_type synthetic, pixels
+  int64_t synthetic_frames = 0;                  // of dataset_type synthetic: clips of so many frames; 0: images
   /// If not empty, records of dataset_type synthetic hold arrays of these shapes instead of images: standard normal
   /// floats, from the seed and the record's number; zero integers. Without synthetic_num_samples they are endless.
   std::map<std::string, Shape> synthetic_arrays;
@@ -49,7 +50,8 @@ struct DataSourceConfig {
 
   /// The entries of cond_image_column.
   std::vector<std::string> reference_columns() const;
-  /// The keys of a run; folders, array_columns, resolution, synthetic_arrays and synthetic_seed are the caller's.
+  /// The keys of a run; folders, array_columns, resolution, synthetic_frames, synthetic_arrays and
+  /// synthetic_seed are the caller's.
   template <class V>
   void visit(V&& v) {
     v("dataset_type", dataset_type, "kind of the data; empty: by its files", one_of_or_empty(data_kinds()));

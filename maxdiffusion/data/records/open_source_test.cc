@@ -18,6 +18,7 @@
 #include "maxdiffusion/data/batches/image_batches.h"
 #include "maxdiffusion/data/images/load_images.h"
 #include "maxdiffusion/data/records/tfrecord_writer.h"
+#include "maxdiffusion/media/decode_image.h"
 #include "maxdiffusion/media/image.h"
 
 namespace md {
@@ -372,6 +373,17 @@ TEST(Source, CachedArraysOfEveryKind) {
 
 TEST(Source, SyntheticImagesDifferAndStayTheSame) {
   const DataSourceConfig c{.dataset_type = "synthetic", .synthetic_num_samples = 5, .resolution = 16};
+  DataSourceConfig of_clips = c;
+  of_clips.synthetic_frames = 4;
+  const Record clip = open_source(of_clips)->read(2);
+  ASSERT_EQ(clip.frames.size(), 4U);
+  EXPECT_FALSE(clip.pixels);
+  const auto frame = [&](size_t i) {
+    const auto bytes = clip.frames[i].bytes;
+    return decode_image_bytes(bytes.data(), bytes.size(), "frame");
+  };
+  expect_same(frame(0), open_source(c)->read(2).pixels);
+  EXPECT_NE(std::memcmp(frame(0).data(), frame(1).data(), 768), 0) << "it does not move";
   const auto a = load_images(open_source(c), {.resolution = 16}), b = load_images(open_source(c), {.resolution = 16});
   EXPECT_EQ(a.pixels.dims(), (Dims{5, 16, 16, 3}));
   EXPECT_EQ(open_source(c)->fingerprint(), open_source(c)->fingerprint());

@@ -1,5 +1,5 @@
-// For tests without data: generated images with soft colour gradients, or random arrays of the shapes that encoders
-// return; each number gives another sample.
+// For tests without data: generated images with soft colour gradients, clips in which the gradient moves, or random
+// arrays of the shapes that encoders return; each number gives another sample.
 #include <cmath>
 #include <numbers>
 
@@ -14,23 +14,31 @@ namespace {
 
 class Synthetic : public RecordSource {
  public:
-  Synthetic(int64_t samples, int64_t resolution, size_t references)
-      : RecordSource("synthetic pictures", fmt::format("synthetic {} {}", samples, resolution) +
-                                               (references > 0 ? fmt::format(" from {}", references) : "")),
+  Synthetic(int64_t samples, int64_t resolution, int64_t frames, size_t references)
+      : RecordSource(frames > 0 ? "synthetic clips" : "synthetic images",
+                     fmt::format("synthetic {} {}", samples, resolution) +
+                         (frames > 0 ? fmt::format(" of {} frames", frames) : "") +
+                         (references > 0 ? fmt::format(" from {}", references) : "")),
         samples_(samples),
         resolution_(resolution),
+        frames_(frames),
         references_(references) {}
   int64_t size() const override { return samples_; }
   Record read(int64_t index) const override {
-    Record r{.name = fmt::format("synthetic picture {}", index), .caption = fmt::format("synthetic picture {}", index)};
-    r.pixels = gradient(index);
+    Record r{.name = fmt::format("synthetic {} {}", frames_ > 0 ? "clip" : "image", index),
+             .caption = fmt::format("synthetic picture {}", index)};
+    if (frames_ == 0) r.pixels = gradient(index);
+    for (int64_t i = 0; i < frames_; ++i)
+      r.frames.push_back(
+          Blob::of(encode_png(gradient(index, static_cast<float>(i) / static_cast<float>(2 * frames_)))));
     for (size_t i = 0; i < references_; ++i)
       r.references.push_back(Blob::of(encode_png(gradient(~(index + samples_ * static_cast<int64_t>(i))))));
     return r;
   }
 
  private:
-  HostArray gradient(int64_t number) const {
+  /// `shift`: of the gradient to the right, in widths of the image.
+  HostArray gradient(int64_t number, float shift = 0) const {
     HostArray rgb(Shape{DType::u8, {resolution_, resolution_, 3}});
     auto v = rgb.mutable_view<uint8_t>();
     uint64_t bits = mix(static_cast<uint64_t>(number));
@@ -42,7 +50,7 @@ class Synthetic : public RecordSource {
     const auto n = static_cast<size_t>(resolution_);
     for (size_t y = 0; y < n; ++y) {
       for (size_t x = 0; x < n; ++x) {
-        const float u = static_cast<float>(x) / static_cast<float>(n),
+        const float u = std::abs(static_cast<float>(x) / static_cast<float>(n) - shift),
                     w = static_cast<float>(y) / static_cast<float>(n);
         for (size_t c = 0; c < 3; ++c)
           v[(y * n + x) * 3 + c] = static_cast<uint8_t>(std::lround(from[c] + (dx[c] * u + dy[c] * w) / 2));
@@ -51,7 +59,7 @@ class Synthetic : public RecordSource {
     return rgb;
   }
 
-  int64_t samples_, resolution_;
+  int64_t samples_, resolution_, frames_;
   size_t references_;
 };
 
@@ -127,7 +135,8 @@ SourcePtr synthetic_source(const std::string& /*where*/, const DataSourceConfig&
   const int64_t samples = config.synthetic_num_samples.value_or(1000);
   check(samples > 0 && config.resolution > 0, Code::invalid_config,
         "dataset_type synthetic: {} samples of {} pixels; expected > 0", samples, config.resolution);
-  return std::make_shared<Synthetic>(samples, config.resolution, config.reference_columns().size());
+  return std::make_shared<Synthetic>(samples, config.resolution, config.synthetic_frames,
+                                     config.reference_columns().size());
 }
 
 }  // namespace md
