@@ -26,6 +26,27 @@ int64_t longest_text(const FamilySpec& spec, const HostArrays& text) {
   return longest;
 }
 
+/// Token ids and masks truncated to `rows` tokens after the template.
+void truncate(const FamilySpec& spec, HostArrays& text, int64_t rows) {
+  for (const Field& f : spec.text_fields(rows)) {
+    HostArray& ids = text.at(f.name);
+    ids = block(ids, 0, ids.dims()[0], 0, std::min(ids.dims()[1], f.shape.dims[0]));
+  }
+}
+
+/// Encoded texts, with their fields [N, L, D] zero-padded to the length of the specification.
+HostArrays zero_padded(const FamilySpec& spec, HostArrays fields) {
+  for (const Field& f : spec.conditioning) {
+    const auto found = fields.find(f.name);
+    if (f.shape.rank() != 2 || found == fields.end() || found->second.dims()[1] == f.shape.dims[0]) continue;
+    HostArray& a = found->second;
+    HostArray longer = zeros_like(HostArray(batched(a.dims()[0], {a.dtype(), f.shape.dims})));
+    set_block(longer, 0, 0, a);
+    a = longer;
+  }
+  return fields;
+}
+
 }  // namespace
 
 TextEncoder::TextEncoder(const Devices& devices, std::shared_ptr<const Family> family, int64_t batch, WeightsOf weights,
@@ -160,17 +181,16 @@ HostArrays TextEncoder::encode(const std::vector<std::string>& captions, const s
   int64_t length = 0;
   if (!spec.text_lengths.empty()) {
     length = spec.text_rows(longest_text(spec, text), seen.tokens);
-    for (const Field& f : spec.text_fields(length)) {
-      HostArray& ids = text.at(f.name);
-      ids = block(ids, 0, ids.dims()[0], 0, f.shape.dims[0]);
-    }
+    truncate(spec, text, length);
   }
+  if (spec.zero_text_padding) truncate(spec, text, FamilySpec::length_of_programs(longest_text(spec, text)));
   if (!seen.sizes.empty() && images.size() == 1)
     for (const auto& [name, a] : features(images.front())) text[name] = repeat_rows(a, std::ssize(captions));
   else
     for (size_t i = 0; i < seen.sizes.size(); ++i)
       text[ReferenceImages::seen_field(i)] = features(images, i, batch > 0 ? batch : batch_);
   HostArrays out = run(text, clip_skip, batch);
+  if (spec.zero_text_padding) return zero_padded(spec, std::move(out));
   return length > 0
              ? spec.with_text_rows(std::move(out), spec.text_rows(std::numeric_limits<int32_t>::max(), seen.tokens))
              : out;

@@ -81,12 +81,18 @@ std::vector<Field> FamilySpec::text_fields(int64_t rows) const {
   return fields;
 }
 
+int64_t FamilySpec::length_of_programs(int64_t longest) {
+  int64_t rows = 64;
+  while (rows < longest) rows *= 2;
+  return rows;
+}
+
 int64_t FamilySpec::text_rows(int64_t longest, int64_t of_images) const {
-  int64_t all = 0, rows = 64;
+  int64_t all = 0;
   for (const Field& f : conditioning)
     if (f.shape.rank() == 2) all = std::max(all, f.shape.dims[0]);
-  while (rows < longest - of_images) rows *= 2;
-  return (text_lengths.empty() ? all : std::min(rows, all)) + rows_of_images(of_images);
+  return (text_lengths.empty() ? all : std::min(length_of_programs(longest - of_images), all)) +
+         rows_of_images(of_images);
 }
 
 HostArrays FamilySpec::with_text_rows(HostArrays fields, int64_t rows) const {

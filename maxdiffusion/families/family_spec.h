@@ -96,6 +96,9 @@ struct FamilySpec {
   /// A field s32 [] of `conditioning`: the number of rows of its fields [L, D] that are tokens. The other rows are
   /// padding, and predictions do not depend on them or on their number. Empty: all rows are used.
   std::string text_lengths = {};
+  /// Rows of fields [L, D] behind a text's tokens are zeros, and no other row depends on padding: texts are encoded at
+  /// the length_of_programs() of the longest, and zeros are appended.
+  bool zero_text_padding = false;
   /// For CLIP text encoders: the width of each one's part of the first field of `conditioning`, [L, D], in order; long
   /// texts are chunks of L rows. Empty: other encoders.
   std::vector<int64_t> chunk_widths = {};
@@ -159,9 +162,10 @@ struct FamilySpec {
   /// The fields of text encoders that read the key prompt_2.
   std::vector<std::string> second_text_fields() const;
   std::vector<std::string> lora_targets(const std::string& component) const;
-  /// Rows that fields [L, D] need for texts of `longest` tokens: the next of 64, 128, 256, …, at most L, so that few
-  /// programs are compiled. L without text_lengths. `of_images`: number of tokens that are of images; they add
-  /// rows_of_images.
+  /// The next of 64, 128, 256, …: few programs are compiled for texts of any length.
+  static int64_t length_of_programs(int64_t longest);
+  /// Rows that fields [L, D] need for texts of `longest` tokens: length_of_programs(), at most L. L without
+  /// text_lengths. `of_images`: number of tokens that are of images; they add rows_of_images.
   int64_t text_rows(int64_t longest, int64_t of_images = 0) const;
   /// Rows for tokens of images: rounded up to a multiple of 64.
   static int64_t rows_of_images(int64_t tokens) { return (tokens + 63) / 64 * 64; }

@@ -48,6 +48,7 @@ FamilySpec wan_spec(const ModelFolder& folder) {
                          .prepare = [](const std::string& caption) { return clean_text(caption); },
                          .lora_targets = kT5LoraTargets}},
       .conditioning = {{kPrompt, {DType::f32, {length, text.d_model}}}},
+      .zero_text_padding = true,
       .patch = std::max(transformer.patch_size[1], transformer.patch_size[2]),
       .frame_patch = transformer.patch_size[0],
       .default_frames = 1 + 20 * vae->frame_scale,

@@ -14,6 +14,8 @@
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/data/images/prepare.h"
 #include "maxdiffusion/encoders/image_conditioner.h"
+#include "maxdiffusion/encoders/text_encoder.h"
+#include "maxdiffusion/families/open_model.h"
 #include "maxdiffusion/media/decode_video.h"
 #include "maxdiffusion/media/gif.h"
 #include "maxdiffusion/media/image.h"
@@ -21,6 +23,7 @@
 #include "maxdiffusion/run/encode_dataset.h"
 #include "maxdiffusion/run/training_data.h"
 #include "tests/cli/command.h"
+#include "tests/one_device.h"
 
 namespace md {
 namespace {
@@ -587,6 +590,38 @@ TEST_F(ImageTraining, TakesTheFramesOfAClipAsGenerateTakesImages) {
           EXPECT_LE(largest_difference(saved, row_of(a, 0)), 1e-5) << folder << " " << name << " " << i;
         }
       }
+  }
+}
+
+// Wan's denoiser reads zeros behind the text, and UMT5 masks padding.
+TEST(WanText, IsEncodedAtTheNextLengthOfProgramsAndZeroPadded) {
+  const OpenedModel model = open_model(kFolders + "t2v", {.max_sequence_length = 300}, {.purpose = Purpose::sampling});
+  std::vector<std::string> programs;
+  CompileConfig compile;
+  compile.uses = [&](const std::string& name) { programs.push_back(name); };
+  TextEncoder encoder(one_device(), model.family, 1,
+                      [&](const ParamTable& params, const std::string& c) { return model.weights.read(params, c); }, {},
+                      compile, {});
+  std::string many;
+  for (int i = 0; i < 12; ++i) many += "red heart ";
+  size_t lengths = 0;
+  for (const std::string& caption : {std::string("a red heart"), many}) {
+    const HostArrays tokens = model.family->tokenize({caption}, {});
+    const auto mask = tokens.at("mask").to_doubles();
+    const auto used = static_cast<int64_t>(std::ranges::count(mask, 1.0));
+    const HostArray found = encoder.encode({caption}).at("prompt_embeds"),
+                    whole = encoder.encode_tokens(tokens).at("prompt_embeds");  // of all 300 tokens
+    ASSERT_EQ(found.dims(), whole.dims());
+    EXPECT_EQ(found.dims()[1], 300);
+    const std::vector<double> a = found.to_doubles(), b = whole.to_doubles();
+    const auto rest = static_cast<size_t>(used * found.dims()[2]);
+    for (size_t i = 0; i < a.size(); ++i) {
+      const double tolerance = i < rest ? 2e-6 : 0;  // sums of another number of zeros
+      ASSERT_NEAR(a[i], i < rest ? b[i] : 0, tolerance) << used << " tokens, at " << i;
+    }
+    EXPECT_EQ(encoder.encode({caption + " !"}).size(), 1U);
+    EXPECT_EQ(programs.size(), lengths + (lengths == 0 ? 2U : 1U)) << used << " tokens: their length, and all 300";
+    lengths = programs.size();
   }
 }
 
