@@ -1,6 +1,7 @@
 // Client: devices of a plugin, and copies from the host to them.
 #include "maxdiffusion/pjrt/client.h"
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
@@ -9,7 +10,9 @@
 #include <mutex>
 #include <thread>
 
+#include "maxdiffusion/base/host_array.h"
 #include "maxdiffusion/base/mapped_memory.h"
+#include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/pjrt/api.h"
 #include "maxdiffusion/pjrt/device.h"
 #include "maxdiffusion/pjrt/platforms.h"
@@ -222,10 +225,29 @@ std::shared_ptr<const void> releasing(std::shared_ptr<const void> owner, const v
   return {data, [owner = std::move(owner), bytes](const void* d) { release_pages(d, static_cast<size_t>(bytes)); }};
 }
 
+/// A copy of the bytes in parts, whose pages of a mapped file are released one after the other.
+HostArray copied_in_parts(const Shape& shape, const void* data) {
+  constexpr int64_t kPart = int64_t{4} << 20;
+  HostArray copy(shape);
+  const int64_t bytes = shape.bytes();
+  parallel_for((bytes + kPart - 1) / kPart, [&](int64_t part, int) {
+    const auto at = static_cast<size_t>(part * kPart), n = static_cast<size_t>(std::min(kPart, bytes - part * kPart));
+    std::memcpy(copy.mutable_data() + at, static_cast<const std::byte*>(data) + at, n);
+    release_pages(static_cast<const std::byte*>(data) + at, n);
+  });
+  return copy;
+}
+
 }  // namespace
 
 Buffer Client::put(int device_id, const Shape& shape, const void* data, const std::vector<int64_t>& byte_strides,
                    std::shared_ptr<const void> owner, bool zero_copy, bool in_host_memory) const {
+  constexpr int64_t kLarge = int64_t{32} << 20;
+  if (platform_->memory_is_the_hosts && !zero_copy && byte_strides.empty() && shape.bytes() >= kLarge) {
+    // The plugin would copy it whole while all pages of the source are resident.
+    const HostArray copy = copied_in_parts(shape, data);
+    return put(device_id, shape, copy.data(), {}, copy.owner(), true, in_host_memory);
+  }
   PJRT_Client_BufferFromHostBuffer_Args args{};
   args.client = static_cast<PJRT_Client*>(handle_);
   args.data = data;

@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <fstream>
 #include <thread>
 
 #include "maxdiffusion/base/error.h"
@@ -123,6 +124,22 @@ TEST_P(Clients, PutReleasesThePagesOfAMappedFile) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   EXPECT_LT(status_bytes("RssFile"), before + shape.bytes() / 8);
   EXPECT_EQ(std::memcmp(m.data, expected.data(), m.size), 0) << "they are read again";
+}
+
+TEST_P(Clients, PutOfALargeMappedArrayTakesItsMemoryOnce) {
+  auto client = open();
+  const TemporaryFolder t;
+  const Shape shape{DType::f32, {32 << 20}};
+  {
+    const HostArray expected = pattern(shape);
+    write_file_atomic(t / "weights", {reinterpret_cast<const char*>(expected.data()), expected.bytes()});
+  }
+  const MappedFile m = map_file(t / "weights");
+  std::ofstream("/proc/self/clear_refs") << 5;  // VmHWM is VmRSS
+  const int64_t before = status_bytes("VmRSS");
+  const Buffer b = client->put(client->devices()[0].id, shape, m.data, {}, m.owner);
+  EXPECT_LT(status_bytes("VmHWM") - before, shape.bytes() * 5 / 4);
+  EXPECT_EQ(std::memcmp(back(b, shape).data(), m.data, m.size), 0);
 }
 
 TEST(Platforms, EightBitFloatsAreKnownByDevice) {
