@@ -138,6 +138,7 @@ TEST_P(Clients, PutOfALargeMappedArrayTakesItsMemoryOnce) {
   std::ofstream("/proc/self/clear_refs") << 5;  // VmHWM is VmRSS
   const int64_t before = status_bytes("VmRSS");
   const Buffer b = client->put(client->devices()[0].id, shape, m.data, {}, m.owner);
+  b.wait();
   EXPECT_LT(status_bytes("VmHWM") - before, shape.bytes() * 5 / 4);
   EXPECT_EQ(std::memcmp(back(b, shape).data(), m.data, m.size), 0);
 }
