@@ -59,24 +59,37 @@ def unet_step(jax, jnp, config, dtype, mesh):
     return params, loss
 
 
-def wan_step(jax, jnp, config, dtype, mesh):
+def wan_of(jax, jnp, config, make=lambda model: model(), **options):
+    """Graph, weights and other state of a Wan transformer's config.json, and (params, rest, latents, text, key) → loss;
+    `make` calls the constructor."""
     from flax import nnx
     from maxdiffusion.models.wan.transformers.transformer_wan import WanModel
 
     sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items() if not k.startswith("_")}
-    model = WanModel(nnx.Rngs(0), dtype=dtype, weights_dtype=jnp.float32, mesh=mesh, attention="dot_product", **sizes)
+    model = make(lambda: WanModel(nnx.Rngs(0), **options, **sizes))
     graph, params, rest = nnx.split(model, nnx.Param, ...)
+
+    def loss(params, rest, latents, text, key):
+        of_noise, of_times = jax.random.split(key)
+        noise = jax.random.normal(of_noise, latents.shape, latents.dtype)
+        sigma = jax.random.uniform(of_times, latents.shape[:1])
+        mix = sigma[:, None, None, None, None]
+        prediction = nnx.merge(graph, params, rest)((1 - mix) * latents + mix * noise, 1000 * sigma, text)
+        return jnp.mean((prediction.astype(jnp.float32) - (noise - latents)) ** 2)
+
+    return params, rest, loss
+
+
+def wan_step(jax, jnp, config, dtype, mesh):
+    params, rest, loss_of = wan_of(jax, jnp, config, dtype=dtype, weights_dtype=jnp.float32, mesh=mesh,
+                                   attention="dot_product")
     key = iter(jax.random.split(jax.random.key(0), 9))
     text = jax.random.normal(next(key), (1, 512, config["text_dim"]))
     mean, deviation = (jax.random.normal(next(key), (1, 16, 5, 32, 32)) for _ in range(2))
 
     def loss(params, key):
-        of_latents, of_noise, of_times = jax.random.split(key, 3)
-        latents = mean + deviation * jax.random.normal(of_latents, mean.shape)
-        noise, sigma = jax.random.normal(of_noise, mean.shape), jax.random.uniform(of_times, (1,))
-        noisy = (1 - sigma) * latents + sigma * noise
-        prediction = nnx.merge(graph, params, rest)(noisy, 1000 * sigma, text)
-        return jnp.mean((prediction.astype(jnp.float32) - (noise - latents)) ** 2)
+        of_latents, key = jax.random.split(key)
+        return loss_of(params, rest, mean + deviation * jax.random.normal(of_latents, mean.shape), text, key)
 
     return params, loss
 
