@@ -8,6 +8,7 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/mesh/logical_axes.h"
 #include "maxdiffusion/ops/elementwise.h"
+#include "maxdiffusion/runtime/memory.h"
 
 namespace md {
 
@@ -92,8 +93,10 @@ const Program& TextEncoder::program(const std::vector<int64_t>& key, const std::
   const auto& [program, params] = found->second;
   for (const std::string& component : family_->spec().text_components())
     if (std::ranges::any_of(params.params(),
-                            [&](const Param& p) { return p.model == component && !arrays_.contains(p.input); }))
+                            [&](const Param& p) { return p.model == component && !arrays_.contains(p.input); })) {
+      return_freed_memory();  // of programs that ran before
       place(devices_, program, read_(params, component), arrays_);
+    }
   return program;
 }
 

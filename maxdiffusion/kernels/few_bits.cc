@@ -3,12 +3,14 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <numeric>
 
 #include "maxdiffusion/base/dynamic_map.h"
 #include "maxdiffusion/base/half.h"
 #include "maxdiffusion/base/nf4.h"
 #include "maxdiffusion/base/trace.h"
+#include "maxdiffusion/base/vectorized.h"
 #include "maxdiffusion/kernels/arrays.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/parallel.h"
@@ -71,20 +73,34 @@ struct Nf4Arrays {
   float mean;
 };
 
+/// The two numbers of each byte, without their scale.
+const std::array<float, 512>& nf4_pairs() {
+  static const auto pairs = [] {
+    std::array<float, 512> out{};
+    for (size_t byte = 0; byte < 256; ++byte) out[2 * byte] = kNf4[byte >> 4], out[2 * byte + 1] = kNf4[byte & 15];
+    return out;
+  }();
+  return pairs;
+}
+
+MD_VECTORIZED void times(const float* x, float by, float* y) {
+  for (int64_t i = 0; i < kNf4Block; ++i) y[i] = x[i] * by;
+}
+MD_VECTORIZED void times(const float* x, float by, uint16_t* y) {
+  for (int64_t i = 0; i < kNf4Block; ++i) y[i] = float_to_bf16(x[i] * by);
+}
+
 template <class T>
 void widen_nf4(ffi::ThreadPool& pool, const Nf4Arrays& a, int64_t blocks, T* y) {
   by_parts(pool, blocks, (1 << 17) / kNf4Block, [=](int64_t from, int64_t end) {
     const std::array<float, 256>& map = dynamic_map(true);
-    std::array<T, 16> numbers;
+    const float* pairs = nf4_pairs().data();
+    std::array<float, kNf4Block> numbers;
     for (int64_t b = from; b < end; ++b) {
-      const float scale = map[a.scales[b]] * a.nested[b / kNf4NestedBlock] + a.mean;
-      for (size_t k = 0; k < numbers.size(); ++k) store(numbers[k], kNf4[k] * scale);
       const uint8_t* codes = a.codes + b * kNf4Block / 2;
-      T* to = y + b * kNf4Block;
-      for (int64_t i = 0; i < kNf4Block / 2; ++i) {
-        to[2 * i] = numbers[codes[i] >> 4];
-        to[2 * i + 1] = numbers[codes[i] & 15];
-      }
+      for (size_t i = 0; i < numbers.size() / 2; ++i)
+        std::memcpy(numbers.data() + 2 * i, pairs + 2 * codes[i], 2 * sizeof(float));
+      times(numbers.data(), map[a.scales[b]] * a.nested[b / kNf4NestedBlock] + a.mean, y + b * kNf4Block);
     }
   });
 }

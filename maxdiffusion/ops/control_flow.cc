@@ -50,10 +50,10 @@ Value as_type(EmitCtx& c, const Value& x, DType t) {
 /// stacks, which takes three times their memory.
 bool is_widened(const EmitCtx& c, DType t) { return c.platform() == Platform::cpu && is_float(t) && size_of(t) <= 2; }
 
-/// Whether kernels read and write the rows of this stack.
+/// Whether kernels read and write the rows of this stack: large ones, which the compiler's own loops copy slowly.
 bool kernels_access(const EmitCtx& c, const Shape& stack) {
   constexpr int64_t kSmall = 1 << 16;  // bytes of a row
-  return c.options().calls_cpu_kernels() && is_widened(c, stack.dtype) && stack.bytes() / stack.dims[0] >= kSmall;
+  return c.options().calls_cpu_kernels() && stack.bytes() / stack.dims[0] >= kSmall;
 }
 
 /// The type in which rows of this stack are read and written. Integers are not converted, but where no kernel reads
