@@ -56,10 +56,11 @@ void check_size(const SizeRule& rule) {
   }
 }
 
+/// The first size that is set; the last one is.
 int64_t first_of(std::initializer_list<int64_t> sizes) {
   for (int64_t s : sizes)
     if (s > 0) return s;
-  return 0;
+  return 1;
 }
 
 // ---- arrays
