@@ -209,6 +209,10 @@ md_module(ops USES tiles kernels)
 set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/ops/host_random.cc PROPERTIES
                             COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>;-ffp-contract=off;-fno-math-errno;-fno-trapping-math"
                             SKIP_PRECOMPILE_HEADERS ON)
+# Loops over weights become vector code, as in kernels/.
+set_source_files_properties(${CMAKE_SOURCE_DIR}/maxdiffusion/nn/few_bits.cc PROPERTIES
+                            COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>;-fno-math-errno;-fno-trapping-math;-fopenmp-simd"
+                            SKIP_PRECOMPILE_HEADERS ON)
 md_module(autodiff USES ops)
 md_module(runtime USES graph mesh pjrt kernels storage LIBRARIES PkgConfig::XXHASH)
 target_include_directories(runtime_test SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include)

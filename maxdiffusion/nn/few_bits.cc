@@ -15,6 +15,7 @@
 #include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/base/nf4.h"
 #include "maxdiffusion/base/parallel.h"
+#include "maxdiffusion/base/vectorized.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/nn/param.h"
 #include "maxdiffusion/ops/custom_call.h"
@@ -37,21 +38,37 @@ size_t nearest_of(const std::array<float, n>& map, float v) {
   return v - map[i - 1] <= map[i] - v ? i - 1 : i;
 }
 
-/// Codes of kNf4 for a block: the number of midpoints between its values that are smaller.
-void nf4_codes(const float* x, float by, uint8_t* codes) {
-  std::array<float, kBlock> scaled{};
-  for (size_t i = 0; i < kBlock; ++i) scaled[i] = x[i] * by;
-  std::fill_n(codes, kBlock, uint8_t{0});
+/// Codes of kNf4 for a block, two in a byte: the number of midpoints between its values that are smaller.
+MD_VECTORIZED void nf4_codes(const float* x, float by, uint8_t* bytes) {
+  float scaled[kBlock];
+  int32_t codes[kBlock] = {};
+  for (int64_t i = 0; i < kBlock; ++i) scaled[i] = x[i] * by;
   for (size_t k = 1; k < kNf4.size(); ++k) {
     const float middle = (kNf4[k - 1] + kNf4[k]) / 2;
-    for (size_t i = 0; i < kBlock; ++i) codes[i] += scaled[i] > middle;
+    for (int64_t i = 0; i < kBlock; ++i) codes[i] += scaled[i] > middle;
   }
+  for (int64_t i = 0; i < kBlock / 2; ++i) bytes[i] = static_cast<uint8_t>(codes[2 * i] << 4 | codes[2 * i + 1]);
 }
 
-float largest_of(const float* x, int64_t n) {
+/// The largest magnitude.
+MD_VECTORIZED float largest_of(const float* x, int64_t n) {
   float most = 0;
-  for (int64_t i = 0; i < n; ++i) most = std::max(most, std::fabs(x[i]));
+#pragma omp simd reduction(max : most)
+  for (int64_t i = 0; i < n; ++i) {
+    const float magnitude = std::fabs(x[i]);
+    most = magnitude > most ? magnitude : most;
+  }
   return most;
+}
+
+/// The nearest integers of x / scale, which are at most 127; ties to even.
+MD_VECTORIZED void int8_row(const float* x, float scale, std::byte* out, int64_t n) {
+  constexpr float kRound = 12582912.0F;  // 1.5·2²³: numbers of its size are whole
+  for (int64_t i = 0; i < n; ++i) out[i] = static_cast<std::byte>(static_cast<int32_t>(x[i] / scale + kRound - kRound));
+}
+
+MD_VECTORIZED void divide_row(const float* x, float scale, float* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = x[i] / scale;
 }
 
 /// Calls f(first row, one past the last) for ranges of rows, on all cores.
@@ -79,14 +96,12 @@ std::vector<HostArray> scaled_rows(FewBitsType type, const HostArray& matrix) {
       const float most = largest_of(in, row), limit = type == FewBitsType::int8 ? 127 : kLargestFloat8;
       const float scale = most > 0 ? most / limit : 1;
       scales[static_cast<size_t>(r)] = scale;
-      for (int64_t i = 0; i < row; ++i) scaled[static_cast<size_t>(i)] = in[i] / scale;
-      if (type == FewBitsType::int8)
-        for (float& v : scaled) v = std::nearbyint(v);
-      if (type == FewBitsType::int8)
-        for (int64_t i = 0; i < row; ++i)
-          values[r * row + i] = static_cast<std::byte>(static_cast<int8_t>(scaled[static_cast<size_t>(i)]));
-      else
-        convert_elements(DType::f32, scaled.data(), DType::f8e4m3fn, values + r * row, static_cast<size_t>(row));
+      if (type == FewBitsType::int8) {
+        int8_row(in, scale, values + r * row, row);
+        continue;
+      }
+      divide_row(in, scale, scaled.data(), row);
+      convert_elements(DType::f32, scaled.data(), DType::f8e4m3fn, values + r * row, static_cast<size_t>(row));
     }
   });
   return out;
@@ -103,10 +118,7 @@ std::vector<HostArray> normal_floats(const HostArray& matrix) {
       const float* in = x.data() + b * kBlock;
       const float most = largest_of(in, kBlock), inverse = most > 0 ? 1 / most : 0;
       largest[static_cast<size_t>(b)] = most;
-      std::array<uint8_t, kBlock> codes{};
-      nf4_codes(in, inverse, codes.data());
-      for (size_t i = 0; i < kBlock; i += 2)
-        values[(b * kBlock + static_cast<int64_t>(i)) / 2] = static_cast<std::byte>(codes[i] << 4 | codes[i + 1]);
+      nf4_codes(in, inverse, reinterpret_cast<uint8_t*>(values + b * kBlock / 2));
     }
   });
   double sum = 0;
