@@ -11,6 +11,11 @@
 namespace md {
 namespace {
 
+/// A product with a table known to the graph (rotary positions on TPUs), which is no layer's.
+bool is_with_constant(const Node& n) {
+  return std::ranges::any_of(n.inputs, [](Tensor t) { return std::string_view(t.node()->op->name) == "table"; });
+}
+
 /// A region's decision for the results of matrix products without batch axes, and for named values.
 struct Choice {
   Keep linear = Keep::recompute;
@@ -21,8 +26,8 @@ Keep chosen(const Choice& c, const Node& n) {
   const auto has = [&n](const std::vector<std::string>& names) { return std::ranges::count(names, n.name) > 0; };
   if (has(c.names.saved)) return Keep::keep;
   if (has(c.names.offloaded)) return Keep::offload;
-  const bool linear =
-      n.name == kProjection || (n.op->is_dot && std::any_cast<const DotDims&>(n.attributes).lhs_batch.empty());
+  const bool linear = n.name == kProjection || (n.op->is_dot && !is_with_constant(n) &&
+                                                std::any_cast<const DotDims&>(n.attributes).lhs_batch.empty());
   return linear ? c.linear : Keep::recompute;
 }
 

@@ -275,7 +275,9 @@ TEST_P(SplitWanOnTpus, GivesEachDeviceItsRowsTokensAndHeads) {
   std::multiset<int64_t> attention;
   for (const Dims& dims : c.all_sizes("convolution", kWanBlock + ".attn1"))
     attention.insert(Shape{DType::f32, dims}.elements());
-  EXPECT_EQ(attention, (std::multiset<int64_t>{rows * heads * kTokens * kHeadSize, rows * heads * kTokens * kTokens}));
+  const int64_t cosines = tokens * kHeadSize, rotated = rows * tokens * kWanHeads * kHeadSize;  // of rotary positions
+  EXPECT_EQ(attention, (std::multiset<int64_t>{cosines, cosines, rotated, rotated, rows * heads * kTokens * kHeadSize,
+                                               rows * heads * kTokens * kTokens}));
 }
 INSTANTIATE_TEST_SUITE_P(Documents, SplitWanOnTpus,
                          testing::Values(OfDocuments{"v5p:2x2x1", 1, 1, kTokens / 4, kWanHeads / 4},
