@@ -263,12 +263,13 @@ TEST(AttentionBlocks, DefaultsOfChipsAreTheDocumentedOnes) {
   auto trillium = kernels_on("TPU v6 lite"), v5p = kernels_on("TPU v5"), other = kernels_on("TPU v4");
   EXPECT_EQ(blocks_of(trillium["attention"]), "3024x2048");
   EXPECT_EQ(count(trillium["attention"], "vector<3024x1024xf32>") > 0, true);  // block_kv_compute
-  EXPECT_EQ(blocks_of(trillium["attention_dkv"]), "3024x2048");
-  EXPECT_EQ(blocks_of(trillium["attention_dq"]), "3024x2048");
+  // One kernel for gradients, of the sizes for dk and dv, rounded to equal blocks of a part: two parts of 37,800
+  // queries in 13 blocks, three of 25,200 in 25.
+  EXPECT_EQ(blocks_of(trillium["attention_gradient"]), "2912x2048");
   EXPECT_EQ(blocks_of(v5p["attention"]), "3024x2048");
-  EXPECT_EQ(blocks_of(v5p["attention_dkv"]), "1024x3072");
-  EXPECT_GT(count(v5p["attention_dkv"], "vector<256x1024xf32>"), 0);  // block_kv_dkv_compute
-  EXPECT_EQ(blocks_of(v5p["attention_dq"]), "1024x3072");
+  EXPECT_EQ(blocks_of(v5p["attention_gradient"]), "1008x3072");
+  EXPECT_GT(count(v5p["attention_gradient"], "vector<256x1008xf32>"), 0);  // block_kv_dkv_compute
+  EXPECT_FALSE(v5p.contains("attention_dq"));
   EXPECT_EQ(blocks_of(other["attention"]), "1024x1024");
 }
 
