@@ -539,7 +539,7 @@ namespace {
 
 /// The smallest number of equal parts of the queries for which the fused kernel fits; 0: none.
 int64_t parts_of_queries(TileAttention a) {
-  constexpr int64_t kMost = 8;
+  constexpr int64_t kMost = 4;  // their dk and dv may all be in memory at once
   a.part_of_queries = true;
   const int64_t queries = a.queries;
   for (int64_t n = 2; n <= kMost; ++n) {
