@@ -99,7 +99,7 @@ void widen_nf4(ffi::ThreadPool& pool, const Nf4Arrays& a, int64_t blocks, T* y) 
     for (int64_t b = from; b < end; ++b) {
       const uint8_t* codes = a.codes + b * kNf4Block / 2;
       for (size_t i = 0; i < numbers.size() / 2; ++i)
-        std::memcpy(numbers.data() + 2 * i, pairs + 2 * codes[i], 2 * sizeof(float));
+        std::memcpy(numbers.data() + 2 * i, pairs + size_t{2} * codes[i], 2 * sizeof(float));
       times(numbers.data(), map[a.scales[b]] * a.nested[b / kNf4NestedBlock] + a.mean, y + b * kNf4Block);
     }
   });
