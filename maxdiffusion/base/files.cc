@@ -197,13 +197,27 @@ void rename_durable(const std::string& from, const std::string& to) {
   sync_folder(folder_of(to));
 }
 
+namespace {
+
+/// With maps().mutex held.
+bool in_a_map(uintptr_t begin, size_t bytes) {
+  auto map = maps().bytes.upper_bound(begin);
+  if (bytes == 0 || map == maps().bytes.begin()) return false;
+  --map;
+  return begin + bytes <= map->first + map->second;
+}
+
+}  // namespace
+
+bool is_mapped(const void* data, size_t bytes) {
+  const std::lock_guard lock(maps().mutex);
+  return in_a_map(reinterpret_cast<uintptr_t>(data), bytes);
+}
+
 void release_pages(const void* data, size_t bytes) {
   const auto page = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE)), begin = reinterpret_cast<uintptr_t>(data);
   const std::lock_guard lock(maps().mutex);
-  auto map = maps().bytes.upper_bound(begin);
-  if (bytes == 0 || map == maps().bytes.begin()) return;
-  --map;
-  if (begin + bytes > map->first + map->second) return;
+  if (!in_a_map(begin, bytes)) return;
   const uintptr_t before = begin % page;  // bytes of the first page before `begin`
   ::madvise(const_cast<std::byte*>(static_cast<const std::byte*>(data)) - before, before + bytes, MADV_DONTNEED);
 }

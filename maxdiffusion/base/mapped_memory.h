@@ -7,7 +7,9 @@
 
 namespace md {
 
-/// Releases the resident pages of these bytes if map_file mapped them; a later read loads them from the file again. No
+/// Whether these bytes are of a file that map_file mapped. Thread safe.
+bool is_mapped(const void* data, size_t bytes);
+/// Releases the resident pages of these bytes if is_mapped(); a later read loads them from the file again. No
 /// effect on other memory. Thread safe.
 void release_pages(const void* data, size_t bytes);
 

@@ -117,8 +117,7 @@ void print_roofline(const CompiledSteps& steps, const AheadOfTime& ahead, double
                whole = operations + kernels + within + between;
   fmt::print(
       "predicted step time by the compiler's schedule: {:.4f} s (operations {:.4f}, attention kernels {:.4f} at the "
-      "peak, "
-      "messages {:.4f} where none overlaps), {:.0f} % of the peak's FLOPs are the model's\n",
+      "peak, messages {:.4f} where none overlaps), {:.0f} % of the peak's FLOPs are the model's\n",
       whole, operations, kernels, within + between, 100 * products / whole);
 }
 

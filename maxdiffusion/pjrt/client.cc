@@ -243,8 +243,9 @@ HostArray copied_in_parts(const Shape& shape, const void* data) {
 Buffer Client::put(int device_id, const Shape& shape, const void* data, const std::vector<int64_t>& byte_strides,
                    std::shared_ptr<const void> owner, bool zero_copy, bool in_host_memory) const {
   constexpr int64_t kLarge = int64_t{32} << 20;
-  if (platform_->memory_is_the_hosts && !zero_copy && byte_strides.empty() && shape.bytes() >= kLarge) {
-    // The plugin would copy it whole while all pages of the source are resident.
+  if (platform_->memory_is_the_hosts && !zero_copy && byte_strides.empty() && shape.bytes() >= kLarge &&
+      is_mapped(data, static_cast<size_t>(shape.bytes()))) {
+    // The plugin would copy it whole while all pages of the file are resident.
     const HostArray copy = copied_in_parts(shape, data);
     return put(device_id, shape, copy.data(), {}, copy.owner(), true, in_host_memory);
   }
