@@ -93,6 +93,14 @@ Part rows(const Problem& p, int64_t image, int64_t first, int64_t last) {
   return part;
 }
 
+/// Output rows [first, last) of some frames.
+Part rows_of_frames(const Part& whole, int64_t first, int64_t last) {
+  Part part = rows(whole.problem, whole.image, first, last);
+  part.x_frame = whole.x_frame;
+  part.y_frame = whole.y_frame;
+  return part;
+}
+
 /// Input rows [first, last) of one image, with the output rows that depend on them.
 Part rows_of_input(const Problem& p, int64_t image, int64_t first, int64_t last) {
   const int64_t end = std::min((last - 1 + p.top) / p.stride_h + 1, p.out_height());
@@ -121,8 +129,12 @@ std::vector<Part> split(const Problem& p, int64_t threads, int64_t most) {
   if (p.batch < threads && p.kind != Kind::input_grad && p.out_depth() >= threads) {
     const int64_t n = std::min((count + p.batch - 1) / p.batch, p.out_depth());
     for (int64_t image = 0; image < p.batch; ++image)
-      for (int64_t i = 0; i < n; ++i)
-        parts.push_back(frames(p, image, p.out_depth() * i / n, p.out_depth() * (i + 1) / n));
+      for (int64_t i = 0; i < n; ++i) {
+        const Part part = frames(p, image, p.out_depth() * i / n, p.out_depth() * (i + 1) / n);
+        const int64_t height = p.out_height(), of_rows = std::min((part.problem.image() - 1) / most + 1, height);
+        for (int64_t j = 0; j < of_rows; ++j)
+          parts.push_back(of_rows == 1 ? part : rows_of_frames(part, height * j / of_rows, height * (j + 1) / of_rows));
+      }
     return parts;
   }
   const bool by_input = p.kind == Kind::input_grad;

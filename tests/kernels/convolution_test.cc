@@ -1,5 +1,9 @@
 #include <fmt/format.h>
 
+#include <fstream>
+#include <thread>
+
+#include "maxdiffusion/base/host_memory.h"
 #include "maxdiffusion/ops/conv.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "tests/kernels/agreement.h"
@@ -60,7 +64,11 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{1, 6, 10, 6, 8}, {8, 8, 3, 1, 1}, window({2, 1, 1}, {0, 0, 0}, {0, 0, 0})},   // an unused frame
         Case{{2, 5, 12, 9, 3}, {5, 3, 2, 1, 2}, window({2, 3, 2}, {1, 0, 1}, {0, 0, 0})},   // unused rows
         Case{{1, 3, 8, 12, 4}, {16, 4, 1, 2, 2}, window({1, 2, 2}, {0, 0, 0}, {0, 0, 0})},  // frames are images
-        Case{{1, 4, 8, 12, 4}, {16, 4, 2, 2, 2}, window({2, 2, 2}, {0, 0, 0}, {0, 0, 0})}));  // patches
+        Case{{1, 4, 8, 12, 4}, {16, 4, 2, 2, 2}, window({2, 2, 2}, {0, 0, 0}, {0, 0, 0})},  // patches
+        Case{{1, 2, 1024, 1024, 2},
+             {2, 2, 3, 3, 1},
+             window({1, 1, 1}, {2, 1, 0}, {0, 1, 0}),
+             1e-5}));  // parts of frames
 
 TEST(ConvolutionInBf16, IsWidenedOrTakenAsItIs) {
   for (const Case& c :
@@ -94,6 +102,24 @@ TEST(ConvolutionInGraphs, ReadsWeightsAndLeavesGradientsInF32) {
       EXPECT_LE(relative_error(found[2], expected[2]), 2e-6) << "of w";
     }
   }
+}
+
+// A thread copies parts of a frame, in f32. Copies of whole frames take 300 MB or more for each thread here.
+TEST(ConvolutionInBf16, CopiesPartsOfLargeFrames) {
+  const Shape frames{DType::bf16, {1, 3, 768, 768, 32}};
+  GraphOptions options = one_device().graph_options();
+  options.cpu_kernels = {.callable = true};
+  Graph graph(options);
+  const Tensor x = graph.input("x", frames), w = graph.input("w", {DType::bf16, {32, 32, 3, 1, 1}});
+  graph.output("y", conv(x, w, window({1, 1, 1}, {2, 0, 0}, {0, 0, 0})));
+  ASSERT_NE(to_stablehlo(graph).find("\"md_convolution\""), std::string::npos);
+  const std::vector<HostArray> in = {HostArray(frames), HostArray(w.shape())};
+  std::ofstream("/proc/self/clear_refs") << 5;  // VmHWM is VmRSS
+  const int64_t before = status_bytes("VmRSS");
+  evaluate(one_device(), graph, in);
+  const int64_t threads = std::thread::hardware_concurrency(),
+                copies = 2 * (4 << 23);  // those of kCopied floats, two layouts
+  EXPECT_LT(status_bytes("VmHWM") - before, 4 * frames.bytes() + threads * copies);
 }
 
 }  // namespace
