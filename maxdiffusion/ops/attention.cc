@@ -32,6 +32,7 @@ struct KernelName {
   const char* name;
   bool flash;  // stores no logits
   ContextParallelism parallelism = ContextParallelism::automatic;
+  bool cudnn = true;  // on NVIDIA GPUs; false: this program's kernels
 };
 constexpr KernelName kNames[] = {
     {"dot_product", false},
@@ -40,10 +41,10 @@ constexpr KernelName kNames[] = {
     {"ulysses", true, ContextParallelism::ulysses},
     {"ulysses_ring", true, ContextParallelism::ulysses_or_ring},
     // MaxDiffusion's names for other implementations of the same exact attention.
-    {"tokamax_flash", true},
+    {"tokamax_flash", true, ContextParallelism::automatic, false},
     {"cudnn_flash_te", true},
-    {"tokamax_ring", true, ContextParallelism::ring},
-    {"tokamax_ring_custom", true, ContextParallelism::ring},
+    {"tokamax_ring", true, ContextParallelism::ring, false},
+    {"tokamax_ring_custom", true, ContextParallelism::ring, false},
     {"ulysses_custom", true, ContextParallelism::ulysses},
     {"ulysses_custom_fixed_m", true, ContextParallelism::ulysses},
     {"ulysses_ring_custom", true, ContextParallelism::ulysses_or_ring},
@@ -100,6 +101,7 @@ struct AttentionCall {
             .in_blocks = in_blocks,
             .blocks = options.blocks,
             .causal = options.causal,
+            .cudnn = options.cudnn,
             .lengths = options.lengths,
             .key_bias = in_blocks ? key_bias : Tensor(),
             .query_segments = options.query_segments,
@@ -207,6 +209,7 @@ Tensor attention(Tensor q, Tensor k, Tensor v, AttentionOptions options) {
             (segments_of(options.query_segments, q) && segments_of(options.key_segments, k)),
         Code::invalid_graph, "attention: segments are not s32 [{}, {}] and [{}, {}]", q.dim(0), q.dim(1), k.dim(0),
         k.dim(1));
+  options.cudnn = options.cudnn && requested.cudnn;
   if (options.blocks == AttentionBlocks()) options.blocks = blocks_of_chip(q.graph().options().device_kind);
   if (options.scale == 0) options.scale = 1 / std::sqrt(static_cast<double>(q.dim(3)));
   AttentionCall call{q, k, v, options, requested, {}};

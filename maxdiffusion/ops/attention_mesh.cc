@@ -107,8 +107,12 @@ Plan plan_for(Tensor q, Tensor k, const AttentionOptions& o, ContextParallelism 
     p.lse[1].insert(p.lse[1].end(), p.sequence.begin(), p.sequence.end());
     p.lse[2].clear();
   }
-  p.options = {
-      .scale = o.scale, .precision = o.precision, .in_blocks = in_blocks, .blocks = o.blocks, .causal = o.causal};
+  p.options = {.scale = o.scale,
+               .precision = o.precision,
+               .in_blocks = in_blocks,
+               .blocks = o.blocks,
+               .causal = o.causal,
+               .cudnn = o.cudnn};
   return p;
 }
 

@@ -29,8 +29,9 @@ struct LocalAttention {
   bool in_blocks = true;
   AttentionBlocks blocks = {};
   bool causal = false;
-  Tensor bias = {};  // added to the logits, broadcast to [B, H, Lq, Lk]; only with in_blocks=false, and differentiated
-                     // by autodiff
+  bool cudnn = true;  // false: cuDNN is not used where it could be
+  Tensor bias = {};   // added to the logits, broadcast to [B, H, Lq, Lk]; only with in_blocks=false, and differentiated
+                      // by autodiff
   /// Global positions of the first query and the first key, s32; absent: 0.
   Tensor first_query = {}, first_key = {};
   /// Keys from this position on are padding; -1: none.

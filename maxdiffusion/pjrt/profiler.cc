@@ -2,6 +2,9 @@
 // pjrt_c_api_profiler_extension.h and profiler_c_api.h, version 1.
 #include "maxdiffusion/pjrt/profiler.h"
 
+#include <google/protobuf/io/coded_stream.h>
+#include <google/protobuf/wire_format_lite.h>
+
 #include <cstddef>
 
 #include "maxdiffusion/pjrt/api.h"
@@ -62,6 +65,20 @@ std::string error_message(const ProfilerApi& api, void* error) {
   return words.empty() ? "no reason given" : words;
 }
 
+/// Without the zero byte that the CUDA plugin puts after a message and counts; a message does not have it as a field.
+std::string without_terminator(std::string message) {
+  if (message.empty() || message.back() != '\0') return message;
+  google::protobuf::io::CodedInputStream fields(reinterpret_cast<const uint8_t*>(message.data()),
+                                                static_cast<int>(message.size()));
+  uint32_t tag = 1;
+  while (tag && fields.CurrentPosition() + 1 < static_cast<int>(message.size())) {
+    tag = fields.ReadTag();
+    if (!google::protobuf::internal::WireFormatLite::SkipField(&fields, tag)) return message;
+  }
+  if (fields.CurrentPosition() + 1 == static_cast<int>(message.size())) message.pop_back();
+  return message;
+}
+
 }  // namespace
 
 struct Profiler::Impl {
@@ -108,11 +125,11 @@ std::string Profiler::stop() {
   // Plugins return their own buffer or, if there is none, its size.
   CollectArgs collect{sizeof(CollectArgs), impl_->handle, nullptr, 0};
   impl_->call(impl_->api.collect_data(&collect), "collect");
-  if (collect.buffer) return {reinterpret_cast<const char*>(collect.buffer), collect.buffer_size};
+  if (collect.buffer) return without_terminator({reinterpret_cast<const char*>(collect.buffer), collect.buffer_size});
   std::string bytes(collect.buffer_size, '\0');
   collect.buffer = reinterpret_cast<uint8_t*>(bytes.data());
   if (!bytes.empty()) impl_->call(impl_->api.collect_data(&collect), "collect");
-  return bytes;
+  return without_terminator(std::move(bytes));
 }
 
 }  // namespace md::pjrt

@@ -16,11 +16,13 @@ TEST(Profiler, TheCpuPluginHasNone) { EXPECT_EQ(Profiler::start(*Client::open("c
 
 TEST(Profiler, GivesWhatThePluginRecorded) {
   auto client = Client::open("cpu", {}, kPlugin);
-  for (const char* mode : {"", "size"}) {
+  for (const char* mode : {"", "size", "terminated", "zero"}) {
     setenv("MD_TEST_PROFILER", mode, 1);
     auto p = Profiler::start(*client);
     ASSERT_NE(p, nullptr);
-    EXPECT_EQ(p->stop(), kSpace) << mode;
+    const std::string expected =
+        mode == std::string("zero") ? std::string("\x0a\x0f\x12\x0d/device:TEST\0", 17) : kSpace;
+    EXPECT_EQ(p->stop(), expected) << mode;
   }
   unsetenv("MD_TEST_PROFILER");
 }

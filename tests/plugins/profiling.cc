@@ -1,5 +1,6 @@
 // The CPU plugin with a fake profiler: it returns one plane without events. MD_TEST_PROFILER selects its behaviour:
-// "size" returns only the size and writes into the caller's buffer, "refuse" fails to start.
+// "size" returns only the size and writes into the caller's buffer, "terminated" counts a zero byte after the message,
+// the message of "zero" ends with one, "refuse" fails to start.
 #include <dlfcn.h>
 #include <pjrt_c_api.h>
 
@@ -61,7 +62,10 @@ void* go(ProfilerArgs* a, State from, State to) {
 void* start(ProfilerArgs* a) { return go(a, kCreated, kStarted); }
 void* stop(ProfilerArgs* a) { return go(a, kStarted, kStopped); }
 void* collect(CollectArgs* a) {
-  static const std::string space("\x0a\x0f\x12\x0d/device:TEST0", 17);  // XSpace { planes { name } }
+  // XSpace { planes { name } }; the name may end with a zero byte.
+  static std::string space;
+  space = mode() == "zero" ? std::string("\x0a\x0f\x12\x0d/device:TEST\0", 17) : "\x0a\x0f\x12\x0d/device:TEST0";
+  if (mode() == "terminated") space += '\0';
   if (*static_cast<State*>(a->profiler) != kStopped) return error("not stopped");
   a->buffer_size = space.size();
   if (a->buffer)
