@@ -188,15 +188,16 @@ md_module(pjrt USES base LIBRARIES dl protobuf::libprotobuf)
 # checkouts find all objects in ccache and a package has no path of the machine that made it.
 file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/wheels.path CONTENT "${MD_DEPS}\n")
 target_include_directories(md_pjrt SYSTEM PRIVATE ${MD_DEPS}/xla_plugins/xla_cpu_pjrt/include)
-# Libraries that tests open: a plugin too old, no plugin at all, a CPU plugin with a profiler, and one with clients of
-# several processes.
-foreach(library old_api not_a_plugin profiling several_processes hanging aborting)
+# Libraries that tests open: a plugin too old, no plugin at all, CPU plugins with a profiler, with clients of several
+# processes, and that throw.
+foreach(library old_api not_a_plugin profiling several_processes hanging aborting throwing)
   add_library(${library} MODULE ${CMAKE_SOURCE_DIR}/tests/plugins/${library}.cc)
   target_include_directories(${library} SYSTEM PRIVATE ${MD_DEPS}/xla_plugins/xla_cpu_pjrt/include)
   set_target_properties(${library} PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/test_plugins)
   add_dependencies(pjrt_test ${library})
 endforeach()
 target_compile_definitions(profiling PRIVATE MD_DEPS_DIR="${MD_DEPS}")
+target_compile_definitions(throwing PRIVATE MD_DEPS_DIR="${MD_DEPS}")
 target_compile_definitions(several_processes PRIVATE MD_DEPS_DIR="${MD_DEPS}")
 target_compile_definitions(pjrt_test PRIVATE MD_TEST_PLUGINS="${CMAKE_BINARY_DIR}/test_plugins")
 target_include_directories(pjrt_test SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include ${CMAKE_BINARY_DIR}/generated)

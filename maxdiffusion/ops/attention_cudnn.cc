@@ -118,7 +118,7 @@ constexpr OpDef kCudnnAttention = {
 const char* cudnn_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAttention& options) {
   const GraphOptions& o = q.graph().options();
   if (!o.nvidia_kernels) return "the device is not an NVIDIA GPU from Ampere on";
-  if (!options.cudnn) return "the key attention asks for this program's kernels";
+  if (!options.cudnn) return "the key attention names this program's kernels";
   if (!o.one_device()) return "the call is not inside a manual computation";
   if (!options.in_blocks) return "all logits are requested";
   if (options.bias || options.key_bias) return "there is a bias";

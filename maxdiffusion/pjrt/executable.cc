@@ -211,7 +211,14 @@ std::vector<std::vector<Buffer>> Executable::run(const std::vector<std::vector<c
   std::vector<PJRT_Event*> complete(devices);
   args.device_complete_events = complete.data();
   if (last_run_) last_run_->wait();
-  PJRT_CALL(client_->api(), PJRT_LoadedExecutable_Execute, args);
+  try {
+    PJRT_CALL(client_->api(), PJRT_LoadedExecutable_Execute, args);
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& e) {  // some failures of the CUDA plugin's operations
+    fail(Code::device, "plugin '{}' threw '{}' while it ran the program\n  try: other algorithms, by xla_flags",
+         client_->plugin().path(), e.what());
+  }
   std::vector<Event> over;
   for (PJRT_Event* event : complete) over.emplace_back(client_->api(), event).keep_alive(client_->track());
   if (last_run_) last_run_->set(std::move(over));

@@ -146,5 +146,18 @@ TEST(CompileOptions, SameOptionsSameBytes) {
   EXPECT_NE(a.serialize(), b.serialize());
 }
 
+TEST(Executable, NamesThePluginThatThrows) {
+  auto client = Client::open("cpu", {}, MD_TEST_PLUGINS "/throwing.so");
+  auto exe = Executable::compile(*client, kAddOne, {.device_ids = {client->devices()[0].id}, .flags = {}});
+  Buffer x = counting(*client);
+  try {
+    exe.run({{&x}});
+    FAIL() << "nothing was thrown";
+  } catch (const Error& e) {
+    EXPECT_EQ(e.code(), Code::device);
+    EXPECT_NE(e.message().find("throwing.so' threw 'hash_map::at' while it ran"), std::string::npos) << e.message();
+  }
+}
+
 }  // namespace
 }  // namespace md::pjrt

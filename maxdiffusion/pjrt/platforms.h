@@ -28,6 +28,14 @@ struct FlagSet {
   std::vector<std::pair<const char*, const char*>> flags;
 };
 
+/// A compiler option of programs that call a function of the vendor's.
+struct CallFlag {
+  const char* call;  // the custom call's target
+  const char* flag;
+  const char* value;
+  const char* consequence;  // for the log
+};
+
 struct PlatformDef {
   const char* hardware;                   // as in the config
   std::vector<const char*> plugin_files;  // inside the folder of unpacked wheels, best first
@@ -36,6 +44,7 @@ struct PlatformDef {
   Options (*client_options)(const Options& of_caller);
   std::vector<std::pair<const char*, const char*>>
       compile_flags;                                            // for the compiler; those of the config take precedence
+  std::vector<CallFlag> call_flags;                             // before them
   std::vector<std::pair<const char*, const char*>> lean_flags;  // instead, for programs that minimize memory
   std::vector<std::pair<const char*, const char*>> host_flags;  // also, for programs with inputs in the host's memory
   std::vector<FlagSet> flag_sets;                               // by name; those of the config take precedence

@@ -52,13 +52,16 @@ std::map<std::string, std::string> parse_flags(const std::string& text) {
   return flags;
 }
 
-/// Flags of the config, then of its flag set, then of the platform.
+/// Flags of the config, then of its flag set, then of the platform. `text`: the graph's StableHLO.
 std::map<std::string, std::string> flags_of(const CompileConfig& config, const pjrt::PlatformDef& platform,
-                                            const Graph& graph) {
+                                            const Graph& graph, const std::string& text) {
   std::map<std::string, std::string> flags = parse_flags(config.xla_flags);
   for (const pjrt::FlagSet& set : platform.flag_sets)
     if (set.name == config.libtpu_flags) flags.insert(set.flags.begin(), set.flags.end());
   if (config.minimize_memory) flags.insert(platform.lean_flags.begin(), platform.lean_flags.end());
+  for (const pjrt::CallFlag& of : platform.call_flags)
+    if (text.find(of.call) != text.npos && flags.emplace(of.flag, of.value).second)
+      log_info_once("{}={} for a program that calls {}: {}", of.flag, of.value, of.call, of.consequence);
   flags.insert(platform.compile_flags.begin(), platform.compile_flags.end());
   if (std::ranges::any_of(graph.inputs(), &GraphInput::in_host_memory))
     flags.insert(platform.host_flags.begin(), platform.host_flags.end());
@@ -185,7 +188,8 @@ Program compile_text(const Devices& devices, const Graph& graph, const CompileCo
   auto start = Clock::now();
   const pjrt::Client& client = devices.client();
   pjrt::CompileOptions options{.device_ids = devices.mesh().device_ids(),
-                               .flags = flags_of(config, client.platform(), graph)};
+                               .flags = flags_of(config, client.platform(), graph, text)};
+  report.flags = options.flags;
   // Only one process compiles: it must not wait for the others to autotune kernels.
   if (devices.joint() && client.platform().hardware == std::string_view("gpu"))
     options.flags.emplace("xla_gpu_shard_autotuning", "False");
@@ -296,7 +300,8 @@ AheadOfTime compile_ahead(const pjrt::Topology& topology, const Mesh& mesh, cons
   AheadOfTime out;
   const std::string text = print(graph, mesh, name, out.report);
   const pjrt::CompileOptions options{.device_ids = mesh.device_ids(),
-                                     .flags = flags_of(config, topology.platform(), graph)};
+                                     .flags = flags_of(config, topology.platform(), graph, text)};
+  out.report.flags = options.flags;
   const auto start = Clock::now();
   try {
     const pjrt::Compiled compiled = topology.compile(text, options);

@@ -201,7 +201,8 @@ void on_coordinator_first(const Devices& devices, const CompileConfig& config, c
 struct CompileReport {
   double emit_seconds = 0, compile_seconds = 0, load_seconds = 0;
   bool from_cache = false;
-  int64_t program_bytes = 0;  // of StableHLO text
+  int64_t program_bytes = 0;                 // of StableHLO text
+  std::map<std::string, std::string> flags;  // that the compiler was given
 };
 /// Planned bytes per device. `host`: in the host's memory, of offloaded values and of swapped blocks.
 struct MemoryPlan {
