@@ -5,6 +5,7 @@
 #include <set>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/layer_path.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
@@ -13,6 +14,10 @@ namespace md {
 namespace {
 
 constexpr const char* kTrainingState = "training_state";
+
+Slice without_layer(const Slice& slice) {
+  return {{slice.start.begin() + 1, slice.start.end()}, {slice.size.begin() + 1, slice.size.end()}};
+}
 
 Slice with_layer(const Slice& slice, int64_t layer) {
   Slice out{{layer}, {1}};
@@ -84,6 +89,49 @@ void CheckpointReader::add_stack(const std::string& array, int64_t layers) {
   arrays_[array] = std::move(stack);
 }
 
+std::optional<std::string> CheckpointReader::with_layers(const std::string& array, const Dims& dims) {
+  const auto same = arrays_.find(array);
+  if (same != arrays_.end() && same->second.shape.dims == dims) return array;
+  if (rows_.empty())
+    for (const auto& [name, a] : arrays_)
+      for (int64_t row = 0; is_stacked(name) && a.shape.rank() > 0 && row < a.shape.dims[0]; ++row)
+        rows_[layer_path(name, row)] = {name, row};
+  const bool stacked = is_stacked(array);
+  if (stacked && dims.empty()) return {};
+  IndexedArray made;
+  std::vector<Slice> slices;
+  for (int64_t i = 0; i < (stacked ? dims[0] : 1); ++i) {
+    const std::string layer = stacked ? layer_path(array, i) : array;
+    const auto single = arrays_.find(layer);
+    const auto row = rows_.find(layer);
+    const bool is_row = single == arrays_.end();
+    if (is_row && row == rows_.end()) return {};
+    const IndexedArray& source = is_row ? find(row->second.first) : single->second;
+    for (FileShard shard : source.shards) {
+      if (is_row) {
+        shard.row = row->second.second - shard.slice.start[0];
+        if (shard.row < 0 || shard.row >= shard.slice.size[0]) continue;
+        shard.slice = without_layer(shard.slice);
+      }
+      if (shard.slice.size.size() < dims.size()) {
+        shard.slice = with_layer(shard.slice, i);
+        shard.layer = !is_row;
+      } else if (stacked && !dims.empty()) {
+        shard.slice.start[0] += i;
+      }
+      if (shard.slice.size.size() != dims.size()) return {};
+      slices.push_back(shard.slice);
+      made.shards.push_back(std::move(shard));
+    }
+    if (i > 0 && made.shape.dtype != source.shape.dtype) return {};
+    made.shape = {source.shape.dtype, dims};
+  }
+  if (!tiling_fault(dims, slices).empty()) return {};
+  const std::string name = "layers of " + array;
+  arrays_[name] = std::move(made);
+  return name;
+}
+
 const IndexedArray& CheckpointReader::find(const std::string& array) const {
   const auto found = arrays_.find(array);
   check(found != arrays_.end(), Code::io, "read '{}': it has no '{}'", folder_, array);
@@ -113,11 +161,15 @@ CheckpointReader::Tensor CheckpointReader::tensor(const std::string& array, cons
   check(found != reader.tensors().end(), Code::io,
         "read '{}': array '{}': '{}' should be in '{}', which does not hold it", index_, array, shard.tensor,
         shard.file);
+  const HostArray& whole = found->second;
+  const bool of_stack = shard.row >= 0 && whole.shape().rank() > 0 && shard.row < whole.dims()[0];
+  const HostArray held = of_stack ? row_of(whole, shard.row) : whole;
   Shape expected{shape.dtype, shard.slice.size};
-  if (shard.layer) expected.dims.erase(expected.dims.begin());
-  check(found->second.shape() == expected, Code::io, "read '{}': array '{}': '{}' in '{}' is {}; expected {}", index_,
-        array, shard.tensor, shard.file, to_string(found->second.shape()), to_string(expected));
-  return {found->second.reshaped(shard.slice.size), reader.offset_of(shard.tensor)};
+  if (shard.layer || (of_stack && held.shape().rank() < expected.rank())) expected.dims.erase(expected.dims.begin());
+  check(held.shape() == expected, Code::io, "read '{}': array '{}': '{}' in '{}' is {}; expected {}", index_, array,
+        shard.tensor, shard.file, to_string(held.shape()), to_string(expected));
+  const auto offset = static_cast<uint64_t>(of_stack ? shard.row * held.bytes() : 0);
+  return {held.reshaped(shard.slice.size), reader.offset_of(shard.tensor) + offset};
 }
 
 template <class F>

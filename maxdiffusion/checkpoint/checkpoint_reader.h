@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -40,6 +41,11 @@ class CheckpointReader {
   /// Adds an array that stacks the layers of `array` along a new axis. One '*' in the name is the layer's number.
   void add_stack(const std::string& array, int64_t layers);
 
+  /// The name of the array with these layers, where the checkpoint may have stacked them otherwise: the array itself if
+  /// it has these dims, or one that this function adds, made of rows of other stacks and of single layers. None if a
+  /// layer is missing. Layers of some state arrays have a first axis of size 1, which stacks have not.
+  std::optional<std::string> with_layers(const std::string& array, const Dims& dims);
+
   /// Parts of arrays that read() will return. With FromBucket::ranges, fetch() downloads them, with many requests at a
   /// time.
   using Parts = std::vector<std::pair<std::string, std::vector<Slice>>>;
@@ -71,6 +77,7 @@ class CheckpointReader {
   std::string state_json_, index_;
   ShardIndex arrays_;
   std::map<std::string, SafetensorsReader> files_;
+  std::map<std::string, std::pair<std::string, int64_t>> rows_;  // by layer: its stack and row; made when first used
 };
 
 }  // namespace md

@@ -9,6 +9,7 @@
 #include <numeric>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/test_processes.h"
@@ -190,6 +191,45 @@ TEST(CheckpointReader, ComparesWholeFilesWhereChecksumsAreOfThoseAlone) {
   write_file_atomic(shards, bytes);
   EXPECT_EQ(fault_of(s.folder, 0, 2), "") << "it does not open that file";
   EXPECT_NE(fault_of(s.folder, 1, 2).find(shards + "': its bytes differ"), std::string::npos);
+}
+
+// Five layers as stacks of three and two, and others as single arrays, of one process and of two.
+TEST(CheckpointReader, StacksLayersOtherwise) {
+  const HostArray first = counting({3, 8, 2}, 0), second = counting({2, 8, 2}, 48), v0 = counting({1, 8}, 100),
+                  v1 = counting({1, 8}, 200), all = counting({5, 8, 2}, 0);
+  for (const int64_t n : {1, 2}) {
+    TemporaryFolder t;
+    as_processes(n, [&](const CheckpointProcesses& of) {
+      const auto share = [&](const HostArray& a) {
+        const Slice s = part(a.dims(), 1, of.process, n);
+        return ShardedArray(a.shape(), {{s, ShardedArray(a).read(s)}});
+      };
+      CheckpointContent c;
+      c.state = {
+          {"m/b.*.w", share(first)}, {"m/b.*+3.w", share(second)}, {"v/b.0.w", share(v0)}, {"v/b.1.w", share(v1)}};
+      c.state_json = "{}";
+      write_checkpoint(t.path(), 5, c, n == 1 ? CheckpointProcesses{} : of);
+    });
+    CheckpointReader reader(t / "5");
+    const auto read = [&](const char* name, const Dims& dims) {
+      const std::optional<std::string> found = reader.with_layers(name, dims);
+      EXPECT_TRUE(found) << name;
+      return found ? reader.read(*found).whole() : HostArray();
+    };
+    EXPECT_EQ(reader.with_layers("m/b.*+3.w", {2, 8, 2}), "m/b.*+3.w") << "as it is";
+    EXPECT_TRUE(same(read("m/b.*.w", {5, 8, 2}), all));
+    EXPECT_TRUE(same(read("m/b.*.w", {2, 8, 2}), rows(all, 0, 2)));
+    EXPECT_TRUE(same(read("m/b.*+2.w", {3, 8, 2}), rows(all, 2, 3)));
+    EXPECT_TRUE(same(read("m/b.4.w", {8, 2}), row_of(all, 4)));
+    EXPECT_TRUE(same(read("m/b.4.w", {1, 8, 2}), rows(all, 4, 1)));
+    const HostArray v = read("v/b.*.w", {2, 8});
+    EXPECT_TRUE(same(row_of(v, 0), row_of(v0, 0)) && same(row_of(v, 1), row_of(v1, 0)));
+    EXPECT_FALSE(reader.with_layers("m/b.*+2.w", {4, 8, 2})) << "there is no layer 5";
+    EXPECT_FALSE(reader.with_layers("m/b.*.w", {5, 8, 3})) << "layers have other sizes";
+    EXPECT_FALSE(reader.with_layers("m/c.*.w", {2, 8, 2}));
+    const ShardedArray half = reader.read("layers of m/b.*+2.w", {{{1, 4, 0}, {2, 2, 2}}});
+    EXPECT_TRUE(same(half.shards.at(0).values, ShardedArray(all).read({{3, 4, 0}, {2, 2, 2}})));
+  }
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ struct FileShard {
   std::string file;    // a .safetensors file, relative to the folder of the checkpoint
   std::string tensor;  // its name there; it has the sizes of the slice
   bool layer = false;  // whether it is one layer of a stack and lacks the layer axis
+  int64_t row = -1;    // 0 or more: of a tensor that is a stack of other layers, the slice is this row
 };
 struct IndexedArray {
   Shape shape;

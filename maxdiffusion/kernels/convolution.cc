@@ -265,7 +265,7 @@ void reorder(const dnnl::reorder& primitive, const memory::desc& from, void* sou
 /// Runs the code: x and y in plain layouts, w in the code's layout.
 void execute(const Problem& p, const Code& code, void* x, void* w, void* y) {
   use_one_thread();
-  thread_local Scratch work, x_copy, y_copy;
+  Scratch work, x_copy, y_copy;
   void* packed_x = code.x.same() ? x : x_copy.floats(floats_in(code.x.packed));
   void* packed_y = code.y.same() ? y : y_copy.floats(floats_in(code.y.packed));
   const bool forward = p.kind == Kind::forward, input_grad = p.kind == Kind::input_grad;
@@ -287,7 +287,7 @@ void execute(const Problem& p, const Code& code, void* x, void* w, void* y) {
 /// Like the above, with x and y in the memory layout of the problem.
 void execute_on_arrays(const Problem& p, const Code& code, void* x, void* w, void* y) {
   if (!p.widened) return execute(p, code, x, w, y);
-  thread_local Scratch x_copy, y_copy;
+  Scratch x_copy, y_copy;
   struct Copy {
     uint16_t* array;
     int64_t frames, frame, stride;  // in elements: size of a frame, and distance of two frames
@@ -355,7 +355,7 @@ void run_images(ffi::ThreadPool& pool, const Problem& p, T* x, T* w, T* y) {
       return;
     }
     // The part's x overlaps its neighbours': only its own rows are stored; rows that no output depends on are zeros.
-    thread_local Scratch rows;
+    Scratch rows;
     T* part_x = reinterpret_cast<T*>(rows.floats(part_problem.x_image()));
     execute_on_arrays(part_problem, code, part_x, weights[static_cast<size_t>(i)], y_part);
     const int64_t from = std::clamp(part.x_row, part.keep_from, part.keep_to);
@@ -391,7 +391,7 @@ void run_weights(ffi::ThreadPool& pool, const Problem& p, T* x, float* w, T* y) 
     for (int64_t done = 0; done < part.problem.batch;) {
       const Problem group_problem = group(part, done);
       const Code& code = code_of(group_problem);
-      thread_local Scratch gradient, plain;
+      Scratch gradient, plain;
       float* packed_w = gradient.floats(floats_in(code.w.packed));
       execute_on_arrays(group_problem, code, x + part.x_at(p) + done * p.x_image(), packed_w,
                         y + part.y_at(p) + done * p.y_image());

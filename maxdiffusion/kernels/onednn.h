@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <mutex>
-#include <vector>
 
 extern "C" void omp_set_num_threads(int);
 
@@ -38,20 +38,26 @@ inline int64_t floats_in(const dnnl::memory::desc& d) {
   return static_cast<int64_t>((d.get_size() + sizeof(float) - 1) / sizeof(float));
 }
 
-/// Thread-local scratch memory, aligned for vectors. Contents are undefined.
+/// Scratch memory, aligned for vectors. Contents are undefined. Thread-local where blocks are small; copies of whole
+/// arrays are of one call, whose memory the next one or another phase of the program gets.
 class Scratch {
  public:
   float* floats(int64_t n) {
     const auto lines = static_cast<size_t>((n + 15) / 16);
-    if (lines_.size() < lines) lines_ = std::vector<Line>(lines);
-    return lines_.empty() ? nullptr : lines_.front().values;
+    if (size_ < lines) {
+      lines_.reset();
+      lines_ = std::make_unique_for_overwrite<Line[]>(lines);
+      size_ = lines;
+    }
+    return lines_ ? lines_[0].values : nullptr;
   }
 
  private:
   struct alignas(64) Line {
     float values[16];
   };
-  std::vector<Line> lines_;
+  std::unique_ptr<Line[]> lines_;
+  size_t size_ = 0;
 };
 
 }  // namespace md

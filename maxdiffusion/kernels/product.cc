@@ -17,6 +17,12 @@ namespace {
 /// Largest number of rows of y that a thread widens at once.
 constexpr int64_t kRows = 1024;
 
+/// Number of columns of k weights that a thread widens at once, for products of few rows.
+int64_t columns_at_once(int64_t k) {
+  constexpr int64_t kFloats = 1 << 19;  // 2 MiB
+  return std::clamp<int64_t>(kFloats / k / 16 * 16, 64, 512);
+}
+
 /// One product: sizes, and which axis of each operand is dense.
 struct Problem {
   int64_t m, n, k;
@@ -48,13 +54,13 @@ Lines lines_of(int64_t first, int64_t second, int64_t first_stride, int64_t seco
 /// oneDNN reads smaller operands in place.
 int64_t spread(int64_t length) { return length % 512 == 0 ? length + 32 : length; }
 
-/// sums [m, n] = a · c + bias, all f32.
+/// sums [m, n] = a · c + bias, all f32; `stride` between the rows of the sums.
 bool multiply_f32(const Problem& p, const float* a, const Lines& a_lines, const float* c, const Lines& c_lines,
-                  const float* bias, float* sums) {
+                  const float* bias, float* sums, int64_t stride) {
   use_one_thread();
-  for (int64_t i = 0; bias && i < p.m; ++i) std::copy_n(bias, p.n, sums + i * p.n);
+  for (int64_t i = 0; bias && i < p.m; ++i) std::copy_n(bias, p.n, sums + i * stride);
   return dnnl_sgemm(a_lines.transposed ? 'T' : 'N', c_lines.transposed ? 'T' : 'N', p.m, p.n, p.k, 1, a, a_lines.stride,
-                    c, c_lines.stride, bias ? 1 : 0, sums, p.n) == dnnl_success;
+                    c, c_lines.stride, bias ? 1 : 0, sums, stride) == dnnl_success;
 }
 
 struct Batch {
@@ -95,8 +101,8 @@ bool run_bf16(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Ope
   const Lines c_lines = lines_of(p.k, p.n, p.c_k, p.c_n);
   int64_t c_step = b.c;
   const uint16_t* narrow_c = c.halves();
+  Scratch of_c;
   if (!c.bf16 || c_lines.stride != c_lines.length) {
-    thread_local Scratch of_c;
     auto* to = reinterpret_cast<uint16_t*>(of_c.floats((b.count * p.k * p.n + 1) / 2));
     if (c.bf16)
       convert_all(pool, c.halves(), b.count, b.c, c_lines, to, c_lines.length, copy_rows<uint16_t>);
@@ -109,7 +115,7 @@ bool run_bf16(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Ope
   const int64_t size = p.bf16_result ? 2 : 4;
   std::atomic<bool> good = true;
   parallel_for(pool, std::ssize(parts), [&](int64_t i) {
-    thread_local Scratch of_a;
+    Scratch of_a;
     const Part& part = parts[static_cast<size_t>(i)];
     const int64_t m = part.last - part.first, from = part.which * b.a + part.first * p.a_m;
     const Lines lines = lines_of(m, p.k, p.a_m, p.a_k);
@@ -135,13 +141,53 @@ bool run_bf16(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Ope
   return good;
 }
 
+/// A product of few rows with bf16 weights: each thread widens some columns of them, which stay in its cache. All
+/// threads read the same `a`, widened once.
+bool run_few_rows(ffi::ThreadPool& pool, const Problem& p, const Operand& a, const Operand& c, const float* bias,
+                  char* y) {
+  Lines a_lines = lines_of(p.m, p.k, p.a_m, p.a_k);
+  const Lines c_lines = lines_of(p.k, p.n, p.c_k, p.c_n);
+  const float* wide_a = a.floats();
+  Scratch of_a;
+  if (a.bf16) {
+    const int64_t stride = spread(a_lines.length);
+    float* to = of_a.floats(a_lines.lines * stride);
+    convert_all(pool, a.halves(), 1, 0, a_lines, to, stride, widen);
+    wide_a = to;
+    a_lines.stride = stride;
+  }
+  const int64_t columns = columns_at_once(p.k), chunks = (p.n + columns - 1) / columns;
+  std::atomic<bool> good = true;
+  parallel_for(pool, chunks, [&](int64_t i) {
+    thread_local Scratch of_c, of_y;
+    Problem part = p;
+    const int64_t first = i * columns;
+    part.n = std::min(columns, p.n - first);
+    Lines some = c_lines;
+    (some.transposed ? some.lines : some.length) = part.n;
+    const int64_t stride = spread(some.length);
+    float* wide_c = of_c.floats(some.lines * stride);
+    widen(c.halves() + first * (some.transposed ? some.stride : 1), some.lines, some.length, some.stride, wide_c,
+          stride);
+    some.stride = stride;
+    float* sums = p.bf16_result ? of_y.floats(p.m * part.n) : reinterpret_cast<float*>(y) + first;
+    if (!multiply_f32(part, wide_a, a_lines, wide_c, some, bias ? bias + first : nullptr, sums,
+                      p.bf16_result ? part.n : p.n))
+      good = false;
+    if (p.bf16_result) narrow(sums, p.m, part.n, part.n, reinterpret_cast<uint16_t*>(y) + first, p.n);
+  });
+  return good;
+}
+
 bool run_f32(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Operand& c, const float* bias, char* y) {
   const Problem& p = b.problem;
+  if (c.bf16 && b.count == 1 && p.m <= kRows && p.n >= 2 * columns_at_once(p.k))
+    return run_few_rows(pool, p, a, c, bias, y);
   Lines c_lines = lines_of(p.k, p.n, p.c_k, p.c_n);
   int64_t c_step = b.c;
   const float* wide_c = c.floats();
+  Scratch of_c;
   if (c.bf16) {
-    thread_local Scratch of_c;
     const int64_t stride = spread(c_lines.length);
     c_step = c_lines.lines * stride;
     float* to = of_c.floats(b.count * c_step);
@@ -152,7 +198,7 @@ bool run_f32(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Oper
   const std::vector<Part> parts = split(b, std::max<int64_t>(pool.num_threads(), 1), kRows);
   std::atomic<bool> good = true;
   parallel_for(pool, std::ssize(parts), [&](int64_t i) {
-    thread_local Scratch of_a, of_y;
+    Scratch of_a, of_y;
     const Part& part = parts[static_cast<size_t>(i)];
     Problem rows_problem = p;
     rows_problem.m = part.last - part.first;
@@ -167,7 +213,7 @@ bool run_f32(ffi::ThreadPool& pool, const Batch& b, const Operand& a, const Oper
       rows_of_a = wide_a;
       a_lines.stride = stride;
     }
-    if (!multiply_f32(rows_problem, rows_of_a, a_lines, wide_c + part.which * c_step, c_lines, bias, sums))
+    if (!multiply_f32(rows_problem, rows_of_a, a_lines, wide_c + part.which * c_step, c_lines, bias, sums, p.n))
       good = false;
     if (p.bf16_result) narrow(sums, rows_problem.m, p.n, p.n, reinterpret_cast<uint16_t*>(y) + at, p.n);
   });

@@ -78,15 +78,27 @@ class StateReader {
   /// The arrays of the training state that a run with these slots needs.
   NamedShards arrays(const std::vector<StateSlot>& slots) {
     CheckpointReader::Parts parts;
-    for (const auto& [name, array] : from_.arrays()) {
-      const auto form = form_of(name, slots);
-      if (form) add(parts, name, *form);
-      if (!form && array.shape.rank() == 0) parts.emplace_back(name, std::vector<Slice>{Slice::all({})});
+    std::vector<std::string> names;
+    for (const auto& [name, array] : from_.arrays())
+      if (array.shape.rank() == 0) {
+        parts.emplace_back(name, std::vector<Slice>{Slice::all({})});
+        names.push_back(name);
+      }
+    const auto want = [&](const std::string& name, const StateArray& of) {
+      const std::optional<std::string> found = from_.with_layers(name, of.shape.dims);
+      if (of.shape.rank() == 0 || (!found && !from_.contains(name))) return;
+      if (found && *found != name)
+        log_info_once("checkpoint {}: scan_layers or blocks_to_swap were others; its layers are stacked as now",
+                      from_.folder());
+      add(parts, found.value_or(name), of);
+      names.push_back(name);
+    };
+    for (const Param& p : params_.params()) {
+      want(p.input, {p.shape, p.axes});
+      for (const StateSlot& slot : slots)
+        if (const std::optional<StateArray> of = state_array(slot, p, step_)) want(slot.prefix + p.input, *of);
     }
-    from_.fetch(parts);
-    NamedShards values;
-    for (const auto& [name, slices] : parts) values[name] = read(name, slices);
-    return values;
+    return read_all(parts, names);
   }
 
   /// Reads parameters that the arrays lack from the models' own files, unless these hold averages.
@@ -96,7 +108,7 @@ class StateReader {
     for (const std::string& component : whole_components(params_))
       for (const Param& p : params_.params()) {
         if (p.model != component || values.contains(p.input) || values.contains(state_prefix::kMaster + p.input) ||
-            from_.contains(state_prefix::kAverage + p.input))
+            from_.with_layers(state_prefix::kAverage + p.input, p.shape.dims))
           continue;
         if (opened_.insert(component).second)
           check(from_.add_component(component), Code::io, "read '{}': it has no weights of '{}'", from_.folder(),
@@ -106,20 +118,15 @@ class StateReader {
         add(parts, name, {p.shape, p.axes});
         inputs.push_back(p.input);
       }
-    from_.fetch(parts);
-    for (size_t i = 0; i < parts.size(); ++i) values[inputs[i]] = read(parts[i].first, parts[i].second);
+    values.merge(read_all(parts, inputs));
   }
 
  private:
-  /// The form of this run's array with that name; none if the run has no such array.
-  std::optional<StateArray> form_of(const std::string& name, const std::vector<StateSlot>& slots) const {
-    for (const StateSlot& slot : slots)
-      if (name.starts_with(slot.prefix)) {
-        const Param* p = params_.find(name.substr(std::string(slot.prefix).size()));
-        return p ? state_array(slot, *p, step_) : std::nullopt;
-      }
-    const Param* p = params_.find(name);
-    return p ? std::optional(StateArray{p->shape, p->axes}) : std::nullopt;
+  NamedShards read_all(const CheckpointReader::Parts& parts, const std::vector<std::string>& names) {
+    from_.fetch(parts);
+    NamedShards values;
+    for (size_t i = 0; i < parts.size(); ++i) values[names[i]] = read(parts[i].first, parts[i].second);
+    return values;
   }
 
   /// Throws io if a number is not finite.

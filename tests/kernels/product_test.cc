@@ -52,7 +52,9 @@ INSTANTIATE_TEST_SUITE_P(
                     Case{{1100, 16}, {16, 17}, contract({1}, {0})},  // more rows than a thread widens at once
                     Case{{2, 24, 512}, {2, 20, 512}, contract({2}, {2}, {0}, {0})},  // strided cache lines
                     Case{{40, 1024}, {40, 512}, contract({0}, {0})},                 // parts of lines that are
-                    Case{{1, 640}, {640, 420}, contract({1}, {0})}));
+                    Case{{1, 640}, {640, 420}, contract({1}, {0})},
+                    Case{{40, 1024}, {1100, 1024}, contract({1}, {1})},    // few rows: divided by columns
+                    Case{{33, 1200}, {1200, 1030}, contract({1}, {0})}));  // as well
 
 TEST(ProductKernelInGraphs, MakesSumsOfBf16InF32WhereTheyAreWanted) {
   expect_agreement(
@@ -77,7 +79,10 @@ std::vector<HostArray> layer(DType x) {
 TEST(ProductKernelInGraphs, AddsABias) {
   expect_agreement(linear(), layer(DType::f32), 2e-6, {"md_product", "md_column_sums"});
   for (bool as_they_are : ways_of_bf16())
-    expect_agreement(linear(), layer(DType::bf16), 4e-3, {"md_product", "md_column_sums"}, as_they_are);
+    for (const auto& xs : {layer(DType::bf16),
+                           std::vector{normal({DType::bf16, {40, 1024}}, 1),
+                                       normal({DType::bf16, {1100, 1024}}, 2, 0.03), normal({DType::f32, {1100}}, 3)}})
+      expect_agreement(linear(), xs, 4e-3, {"md_product", "md_column_sums"}, as_they_are);
 }
 
 // Sums of bf16 products are as exact as those of f32, and are not rounded on their way to the optimizer.

@@ -211,6 +211,56 @@ TEST(Muon, MakesEveryLayerOfAStackOrthogonal) {
   }
 }
 
+// A run goes on with its weights and all moments where scan_layers was another.
+TEST(Resume, WithLayersStackedOtherwise) {
+  for (const char* optimizer : {"adamw", "adamw8bit", "adafactor"})
+    for (const bool stacked : {true, false}) {
+      SCOPED_TRACE(fmt::format("{} {}", optimizer, stacked));
+      const TemporaryFolder folder;
+      const Devices devices = Devices::open();
+      const TwoBlocks task;
+      const auto train = [&](bool as_stack, int64_t steps) {
+        LoopOptions o = options_in(folder);
+        o.step.scope.scan_layers = as_stack;
+        o.step.optim.optimizer = optimizer;
+        o.step.optim.learning_rate = 1e-2;
+        o.step.optim.max_train_steps = steps;
+        o.initial = initial_values;
+        train_loop(devices, {&task}, in_memory({{"x", noise({DType::f32, {11, 6}}, "x")}}, 4, 5), o);
+        return as_arrays(read_training_state(o.checkpoint_dir(), steps).state);
+      };
+      /// The bytes of an array of the training state for both layers, one after the other.
+      const auto layers = [](const HostArrays& state, const std::string& prefix, const std::string& name) {
+        std::string bytes;
+        const auto append = [&](const HostArray& a) {
+          bytes.append(reinterpret_cast<const char*>(a.data()), a.bytes());
+        };
+        if (const auto stack = state.find(prefix + "unet/blocks.*." + name); stack != state.end()) {
+          append(stack->second);
+          return bytes;
+        }
+        append(state.at(prefix + "unet/blocks.0." + name));
+        append(state.at(prefix + "unet/blocks.1." + name));
+        return bytes;
+      };
+      const HostArrays before = train(stacked, 3);
+      const HostArrays after = train(!stacked, 4);
+      std::filesystem::remove_all(options_in(folder).checkpoint_dir() + "/4");
+      const HostArrays whole = train(stacked, 4);
+      int compared = 0;
+      OptimConfig config;
+      config.optimizer = optimizer;
+      for (const StateSlot& slot : optimizer_slots(config))
+        for (const char* name : {"a.weight", "a.bias"}) {
+          if (!before.contains(slot.prefix + ("unet/blocks." + std::string(stacked ? "*." : "0.") + name))) continue;
+          ++compared;
+          EXPECT_NE(layers(before, slot.prefix, name), layers(whole, slot.prefix, name)) << slot.prefix << name;
+          EXPECT_EQ(layers(after, slot.prefix, name), layers(whole, slot.prefix, name)) << slot.prefix << name;
+        }
+      EXPECT_GE(compared, 2);
+    }
+}
+
 /// Two vectors; the loss is the sum of half their squared norms.
 class TwoVectors final : public Task {
  public:
