@@ -42,7 +42,7 @@ class CheckpointReader {
   void add_stack(const std::string& array, int64_t layers);
 
   /// The name of the array with these layers, where the checkpoint may have stacked them otherwise: the array itself if
-  /// it has these dims, or one that this function adds, made of rows of other stacks and of single layers. None if a
+  /// it has these dims, or one that this function adds, built from rows of other stacks and of single layers. None if a
   /// layer is missing. Layers of some state arrays have a first axis of size 1, which stacks have not.
   std::optional<std::string> with_layers(const std::string& array, const Dims& dims);
 
