@@ -15,10 +15,17 @@ Only what quantization costs in quality: for each base_weights_dtype, and for ea
 the distance of the output as above, and the structural similarity (SSIM) of images of four steps. The matrices of blocks
 are quantized in both. --ggml is a library with ggml's functions ggml_quantize_q4_K and others, such as that of the package
 ctransformers 0.2.27; PYTHONPATH must have gguf 0.17.1.
+
+    python3 bench/few_bits.py --sampling [--heads 8] [--layers 4] [--rounds 3]
+
+A denoising step in bfloat16, next to diffusers' transformer whose blocks have the layers of bitsandbytes 0.50 (int8, and NF4
+with double quantization): seconds of a step, and peak memory of the process. PYTHONPATH must have torch, diffusers and
+bitsandbytes.
 """
 import argparse
 import ctypes
 import json
+import os
 import pathlib
 import shutil
 import statistics
@@ -98,12 +105,68 @@ def errors(a, at, common, noise):
         print(f"| {name} | {apart:.4f} | {similarity(found[name, 'images'], found[first, 'images']):.4f} |", flush=True)
 
 
+def bitsandbytes_step(folder, kind, pixels, steps=5):
+    """Prints the median seconds of a call of diffusers' transformer with layers of bitsandbytes ("": without)."""
+    import time
+
+    import diffusers
+    import torch
+
+    torch.set_num_threads(len(os.sched_getaffinity(0)))
+    net = diffusers.FluxTransformer2DModel.from_pretrained(folder, torch_dtype=torch.bfloat16)
+    if kind:
+        import bitsandbytes
+        for name, block in [x for x in net.named_modules() if x[0].endswith("_blocks")]:
+            for path, layer in list(block.named_modules()):
+                if not isinstance(layer, torch.nn.Linear):
+                    continue
+                sizes = (layer.in_features, layer.out_features, layer.bias is not None)
+                quantized = (bitsandbytes.nn.Linear4bit(*sizes, compute_dtype=torch.bfloat16, quant_type="nf4")
+                             if kind == "nf4" else bitsandbytes.nn.Linear8bitLt(*sizes, has_fp16_weights=False))
+                quantized.load_state_dict(layer.state_dict())
+                parent, _, last = path.rpartition(".")
+                setattr(block.get_submodule(parent), last, quantized.to("cpu"))
+    c, tokens, text = net.config, (pixels // 4) ** 2, 12
+    one = lambda *sizes: torch.randn(*sizes, dtype=torch.bfloat16)
+    seconds = []
+    with torch.no_grad():
+        for _ in range(steps + 1):
+            start = time.perf_counter()
+            net(one(1, tokens, c.in_channels), one(1, text, c.joint_attention_dim), one(1, c.pooled_projection_dim),
+                torch.full((1,), 0.5, dtype=torch.bfloat16), torch.zeros(tokens, 3), torch.zeros(text, 3),
+                guidance=torch.full((1,), 3.5))
+            seconds.append(time.perf_counter() - start)
+    print(f"step {statistics.median(seconds[1:])}")
+
+
+def sampling(a, at, common):
+    program = a.build / "maxdiffusion"
+    common = common + ["activations_dtype=bfloat16", "prompt=a heart", "output_type=latent"]
+    found = {}
+    for _ in range(a.rounds):
+        for kind in ("", "int8", "nf4"):
+            # A process of many steps less one of few: loading, quantizing and compiling are in both.
+            seconds, peaks = zip(*[peak_mb([program, "generate", *common, f"base_weights_dtype={kind}", f"output_dir={at}/s",
+                                            f"num_inference_steps={steps}"])[:2] for steps in (2, 12)])
+            found.setdefault(("maxdiffusion.cpp", kind), []).append(((seconds[1] - seconds[0]) / 10, max(peaks)))
+            _, peak, out = peak_mb([sys.executable, __file__, "--peer", at / "model/transformer", kind or "none",
+                                    str(a.pixels)])
+            found.setdefault(("bitsandbytes", kind), []).append((float(out.split("step ")[1].split()[0]), peak))
+    print("| base | program | step, s | peak, MB |\n| --- | --- | --- | --- |")
+    for (name, kind), rows in found.items():
+        step, peak = (statistics.median(x) for x in zip(*rows))
+        print(f"| {kind or 'bfloat16'} | {name if kind or name != 'bitsandbytes' else 'diffusers'} | {step:.3f} | {peak:.0f} |")
+
+
 def main():
+    if sys.argv[1:2] == ["--peer"]:
+        return bitsandbytes_step(sys.argv[2], "" if sys.argv[3] == "none" else sys.argv[3], int(sys.argv[4]))
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, default in dict(heads=8, layers=4, pixels=64, steps=6, rounds=3).items():
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--types", default=",float8_e4m3fn,int8,nf4", help="values of base_weights_dtype, with commas")
     parser.add_argument("--errors", action="store_true", help="only distances and similarities")
+    parser.add_argument("--sampling", action="store_true", help="only denoising steps, and those of bitsandbytes")
     parser.add_argument("--ggml", type=pathlib.Path, help="with --errors: a library that quantizes GGUF's types")
     parser.add_argument("--build", type=pathlib.Path, default=ROOT / "build")
     a = parser.parse_args()
@@ -128,6 +191,8 @@ def main():
         save_file({"latents": noise}, at / "noise.safetensors")
         if a.errors:
             return errors(a, at, common, noise)
+        if a.sampling:
+            return sampling(a, at, common)
         seconds, peaks, outputs = {t: [] for t in types}, {t: [] for t in types}, {}
         for r in range(a.rounds):
             for t in types:
