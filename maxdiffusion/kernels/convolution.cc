@@ -112,6 +112,16 @@ Part rows_of_input(const Problem& p, int64_t image, int64_t first, int64_t last)
   return part;
 }
 
+/// Whether windows of several pixels use the arrays without copies. With AVX-512, loops over channels-last arrays are
+/// as fast as those over blocks, and copies would cost up to 17 % for few channels (measured on one thread, GFLOP/s
+/// with and without copies: 3×3, 64 channels, 64×64 pixels 159 and 175; 128 channels, 256×256 pixels 138 and 167,
+/// weight gradient 104 and 130; 384 channels, 3×3×3 on 4×32×32 165 and 147).
+bool plain_layouts(const Problem& p) {
+  constexpr int64_t kFew = 256;
+  const bool dense = p.flat() || (p.x_frame_rows() == p.height && p.y_frame_rows() == p.out_height());
+  return dense && processor().wide_vectors && std::max(p.in, p.out) <= kFew;
+}
+
 /// As many parts as threads, or a multiple if parts would be larger than `most` floats and can be divided.
 std::vector<Part> split(const Problem& p, int64_t threads, int64_t most) {
   std::vector<Part> parts;
@@ -131,7 +141,9 @@ std::vector<Part> split(const Problem& p, int64_t threads, int64_t most) {
     for (int64_t image = 0; image < p.batch; ++image)
       for (int64_t i = 0; i < n; ++i) {
         const Part part = frames(p, image, p.out_depth() * i / n, p.out_depth() * (i + 1) / n);
-        const int64_t height = p.out_height(), of_rows = std::min((part.problem.image() - 1) / most + 1, height);
+        const bool copied = p.widened || !plain_layouts(part.problem);
+        const int64_t height = p.out_height(),
+                      of_rows = copied ? std::min((part.problem.image() - 1) / most + 1, height) : 1;
         for (int64_t j = 0; j < of_rows; ++j)
           parts.push_back(of_rows == 1 ? part : rows_of_frames(part, height * j / of_rows, height * (j + 1) / of_rows));
       }
@@ -171,16 +183,6 @@ memory::desc channels(const memory::desc& w, int64_t first, int64_t n) {
   dims[0] = n;
   from[0] = first;
   return w.submemory_desc(dims, from, true);
-}
-
-/// Whether windows of several pixels use the arrays without copies. With AVX-512, loops over channels-last arrays are
-/// as fast as those over blocks, and copies would cost up to 17 % for few channels (measured on one thread, GFLOP/s
-/// with and without copies: 3×3, 64 channels, 64×64 pixels 159 and 175; 128 channels, 256×256 pixels 138 and 167,
-/// weight gradient 104 and 130; 384 channels, 3×3×3 on 4×32×32 165 and 147).
-bool plain_layouts(const Problem& p) {
-  constexpr int64_t kFew = 256;
-  const bool dense = p.flat() || (p.x_frame_rows() == p.height && p.y_frame_rows() == p.out_height());
-  return dense && processor().wide_vectors && std::max(p.in, p.out) <= kFew;
 }
 
 Code compile(const Problem& p) {
