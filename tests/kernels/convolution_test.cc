@@ -118,7 +118,7 @@ TEST(ConvolutionInBf16, CopiesPartsOfLargeFrames) {
   const int64_t before = status_bytes("VmRSS");
   evaluate(one_device(), graph, in);
   const int64_t threads = std::thread::hardware_concurrency(),
-                copies = 2 * (4 << 23);  // those of kCopied floats, two layouts
+                copies = int64_t{8} << 23;  // those of kCopied floats, two layouts
   EXPECT_LT(status_bytes("VmHWM") - before, 4 * frames.bytes() + threads * copies);
 }
 
