@@ -92,10 +92,12 @@ void CheckpointReader::add_stack(const std::string& array, int64_t layers) {
 std::optional<std::string> CheckpointReader::with_layers(const std::string& array, const Dims& dims) {
   const auto same = arrays_.find(array);
   if (same != arrays_.end() && same->second.shape.dims == dims) return array;
-  if (rows_.empty())
+  if (!rows_) {
+    rows_.emplace();
     for (const auto& [name, a] : arrays_)
       for (int64_t row = 0; is_stacked(name) && a.shape.rank() > 0 && row < a.shape.dims[0]; ++row)
-        rows_[layer_path(name, row)] = {name, row};
+        (*rows_)[layer_path(name, row)] = {name, row};
+  }
   const bool stacked = is_stacked(array);
   if (stacked && dims.empty()) return {};
   IndexedArray made;
@@ -103,9 +105,9 @@ std::optional<std::string> CheckpointReader::with_layers(const std::string& arra
   for (int64_t i = 0; i < (stacked ? dims[0] : 1); ++i) {
     const std::string layer = stacked ? layer_path(array, i) : array;
     const auto single = arrays_.find(layer);
-    const auto row = rows_.find(layer);
+    const auto row = rows_->find(layer);
     const bool is_row = single == arrays_.end();
-    if (is_row && row == rows_.end()) return {};
+    if (is_row && row == rows_->end()) return {};
     const IndexedArray& source = is_row ? find(row->second.first) : single->second;
     for (FileShard shard : source.shards) {
       if (is_row) {

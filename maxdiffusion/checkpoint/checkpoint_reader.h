@@ -77,7 +77,8 @@ class CheckpointReader {
   std::string state_json_, index_;
   ShardIndex arrays_;
   std::map<std::string, SafetensorsReader> files_;
-  std::map<std::string, std::pair<std::string, int64_t>> rows_;  // by layer: its stack and row; made when first used
+  /// By layer: its stack and row. Made when first used.
+  std::optional<std::map<std::string, std::pair<std::string, int64_t>>> rows_;
 };
 
 }  // namespace md

@@ -64,11 +64,7 @@ INSTANTIATE_TEST_SUITE_P(
         Case{{1, 6, 10, 6, 8}, {8, 8, 3, 1, 1}, window({2, 1, 1}, {0, 0, 0}, {0, 0, 0})},   // an unused frame
         Case{{2, 5, 12, 9, 3}, {5, 3, 2, 1, 2}, window({2, 3, 2}, {1, 0, 1}, {0, 0, 0})},   // unused rows
         Case{{1, 3, 8, 12, 4}, {16, 4, 1, 2, 2}, window({1, 2, 2}, {0, 0, 0}, {0, 0, 0})},  // frames are images
-        Case{{1, 4, 8, 12, 4}, {16, 4, 2, 2, 2}, window({2, 2, 2}, {0, 0, 0}, {0, 0, 0})},  // patches
-        Case{{1, 2, 1024, 1024, 2},
-             {2, 2, 3, 3, 1},
-             window({1, 1, 1}, {2, 1, 0}, {0, 1, 0}),
-             1e-5}));  // parts of frames
+        Case{{1, 4, 8, 12, 4}, {16, 4, 2, 2, 2}, window({2, 2, 2}, {0, 0, 0}, {0, 0, 0})}));  // patches
 
 TEST(ConvolutionInBf16, IsWidenedOrTakenAsItIs) {
   for (const Case& c :
@@ -76,7 +72,9 @@ TEST(ConvolutionInBf16, IsWidenedOrTakenAsItIs) {
         Case{{1, 64, 20, 16}, {24, 16, 3, 3}, kSame}, Case{{1, 17, 16, 8}, {16, 8, 3, 3}, kDown},
         Case{{1, 4, 16, 12, 32}, {32, 32, 3, 3, 3}, kCausal}, Case{{3, 5, 7, 5, 4}, {6, 4, 3, 3, 3}, kCausal},
         Case{{1, 3, 33, 8, 16}, {16, 16, 3, 3, 3}, kValid}, Case{{2, 6, 5, 48}, {128, 48, 3, 3}, kSame},
-        Case{{1, 3, 4, 6, 16}, {128, 16, 3, 3, 3}, kCausal}})
+        Case{{1, 3, 4, 6, 16}, {128, 16, 3, 3, 3}, kCausal},
+        // Frames that are copied in parts.
+        Case{{1, 3, 1024, 1408, 2}, {2, 2, 2, 3, 1}, window({1, 1, 1}, {1, 1, 0}, {0, 1, 0})}})
     for (bool as_it_is : ways_of_bf16())
       expect_agreement([&](const std::vector<Tensor>& in) { return std::vector{conv(in[0], in[1], c.options)}; },
                        {normal({DType::bf16, c.x}, 1), normal({DType::bf16, c.w}, 2)}, 4e-3,
