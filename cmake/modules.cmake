@@ -193,6 +193,7 @@ target_include_directories(md_pjrt SYSTEM PRIVATE ${MD_DEPS}/xla_plugins/xla_cpu
 foreach(library old_api not_a_plugin profiling several_processes hanging aborting throwing)
   add_library(${library} MODULE ${CMAKE_SOURCE_DIR}/tests/plugins/${library}.cc)
   target_include_directories(${library} SYSTEM PRIVATE ${MD_DEPS}/xla_plugins/xla_cpu_pjrt/include)
+  target_include_directories(${library} PRIVATE ${CMAKE_SOURCE_DIR})
   set_target_properties(${library} PROPERTIES PREFIX "" LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/test_plugins)
   add_dependencies(pjrt_test ${library})
 endforeach()

@@ -1,13 +1,12 @@
 // The CPU plugin with a fake profiler: it returns one plane without events. MD_TEST_PROFILER selects its behaviour:
 // "size" returns only the size and writes into the caller's buffer, "terminated" counts a zero byte after the message,
 // the message of "zero" ends with one, "refuse" fails to start.
-#include <dlfcn.h>
-#include <pjrt_c_api.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <string>
 #include <vector>
+
+#include "tests/plugins/cpu_plugin_copy.h"
 
 namespace {
 
@@ -104,10 +103,7 @@ struct {
 
 extern "C" const PJRT_Api* GetPjrtApi() {
   static std::vector<char> copy = [] {
-    void* library = dlopen(MD_DEPS_DIR "/fastatomstruct_xla_cpu/libpjrt_cpu.so", RTLD_NOW | RTLD_LOCAL);
-    const auto* real = reinterpret_cast<const PJRT_Api* (*)()>(dlsym(library, "GetPjrtApi"))();
-    std::vector<char> bytes(reinterpret_cast<const char*>(real),
-                            reinterpret_cast<const char*>(real) + real->struct_size);  // newer than this header
+    std::vector<char> bytes = cpu_plugin_copy();
     auto* api = reinterpret_cast<PJRT_Api*>(bytes.data());
     extension = {{sizeof extension, PJRT_Extension_Type_Profiler, api->extension_start}, &kApi, 0};
     api->extension_start = &extension.base;

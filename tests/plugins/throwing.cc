@@ -1,16 +1,12 @@
 // The CPU plugin, except that running a program throws, as the CUDA plugin does when an operation of a program fails.
-#include <dlfcn.h>
-#include <pjrt_c_api.h>
-
 #include <stdexcept>
 #include <vector>
 
+#include "tests/plugins/cpu_plugin_copy.h"
+
 extern "C" const PJRT_Api* GetPjrtApi() {
   static std::vector<char> copy = [] {
-    void* library = dlopen(MD_DEPS_DIR "/fastatomstruct_xla_cpu/libpjrt_cpu.so", RTLD_NOW | RTLD_LOCAL);
-    const auto* real = reinterpret_cast<const PJRT_Api* (*)()>(dlsym(library, "GetPjrtApi"))();
-    std::vector<char> bytes(reinterpret_cast<const char*>(real),
-                            reinterpret_cast<const char*>(real) + real->struct_size);  // newer than this header
+    std::vector<char> bytes = cpu_plugin_copy();
     reinterpret_cast<PJRT_Api*>(bytes.data())->PJRT_LoadedExecutable_Execute =
         [](PJRT_LoadedExecutable_Execute_Args*) -> PJRT_Error* { throw std::out_of_range("hash_map::at"); };
     return bytes;
