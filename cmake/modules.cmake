@@ -79,14 +79,23 @@ endfunction()
 # MD_UNITY: sources of a module are compiled several at a time, in less than half of the time; ./run does so. What cannot be
 # joined stands alone: files that use a name of their own for what another calls so, and those with options of their own.
 option(MD_UNITY "compile the sources of a module several at a time" OFF)
-set(alone checkpoint/shard_files data/folders/toml_text checkpoint/remote_checkpoints checkpoint/safetensors_writer lora/lora_metadata
-          metrics/jsonl_writer ops/attention_tiles pjrt/profiler
-          processes/rendezvous settings/ignored_keys storage/hub storage/remote_sync tokenizers/t5_tokenizer)
-list(TRANSFORM alone REPLACE "(.+)" "${CMAKE_SOURCE_DIR}/maxdiffusion/\\1.cc")
-# A member of a family names what it registers as its neighbours do.
-file(GLOB members maxdiffusion/pjrt/platform_*.cc maxdiffusion/schedulers/*.cc maxdiffusion/kernels/*.cc
-     maxdiffusion/models/*.cc maxdiffusion/families/*.cc maxdiffusion/tasks/*.cc maxdiffusion/probes/*.cc
-     maxdiffusion/pipelines/guidance/*.cc)
+set(alone checkpoint/shard_files data/folders/toml_text checkpoint/remote_checkpoints checkpoint/safetensors_writer
+          ops/attention_tiles ops/dot pjrt/profiler probes/plugin_probe processes/rendezvous storage/hub storage/remote_sync
+          tasks/replay tokenizers/t5_tokenizer)
+# A member of a family names what it registers as its neighbours do; these are what members share.
+file(GLOB members maxdiffusion/pjrt/platform_*.cc maxdiffusion/kernels/*.cc maxdiffusion/pipelines/guidance/*.cc
+     maxdiffusion/models/*.cc maxdiffusion/families/*.cc)
+set(shared families/clip_encoder families/family families/learned_embeddings families/loras families/model_weights
+           families/open_model families/record_format families/reference_conventions families/wan_ratios
+           models/autoencoder models/clip_encoder models/clip_text models/clip_vision models/config_reader
+           models/controlnet models/decoder_transformer models/flux_weight_names models/ip_adapter models/joint_blocks
+           models/latent_colours models/latent_patches models/latent_scale models/registry models/resnet_block
+           models/step_reuse models/t2i_adapter models/t5 models/tiny_vae models/transformer2d models/unet2d
+           models/unet2d_config)
+foreach(list alone shared)
+  list(TRANSFORM ${list} REPLACE "(.+)" "${CMAKE_SOURCE_DIR}/maxdiffusion/\\1.cc")
+endforeach()
+list(REMOVE_ITEM members ${shared})
 set_source_files_properties(${alone} ${members} PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 
 function(md_module name)
@@ -113,7 +122,7 @@ function(md_module name)
   set_target_properties(md_${name} PROPERTIES EXPORT_NAME ${name})
   set_property(GLOBAL APPEND PROPERTY MD_MODULES md_${name})
   if(sources AND MD_UNITY)
-    set_target_properties(md_${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 8)
+    set_target_properties(md_${name} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 12)
   endif()
   if(protos)
     # "maxdiffusion/<module>/<name>.pb.h"; generated code is kept out of our warnings.
@@ -303,9 +312,10 @@ md_module(commands USES convert probes server)
 # nearly all of them include are compiled once, for all; a source includes what it uses all the same. The compiler wants
 # the same optimization for both.
 add_library(module_headers OBJECT ${CMAKE_BINARY_DIR}/test_headers.cc)
-target_link_libraries(module_headers PRIVATE spdlog::spdlog fmt::fmt)
+target_link_libraries(module_headers PRIVATE spdlog::spdlog fmt::fmt nlohmann_json::nlohmann_json)
 target_precompile_headers(module_headers PRIVATE <algorithm> <cmath> <cstring> <filesystem> <functional> <map> <memory>
-                          <numeric> <optional> <ranges> <set> <span> <string> <utility> <variant> <vector> <fmt/format.h>)
+                          <numeric> <optional> <ranges> <set> <span> <string> <utility> <variant> <vector> <fmt/format.h>
+                          <nlohmann/json.hpp>)
 set(plain_modules graph tiles mesh config storage processes pjrt ops autodiff nn models schedulers optim tokenizers data checkpoint
                   lora metrics model_folder families encoders tasks pipelines train settings run convert probes
                   server commands)

@@ -88,7 +88,7 @@ double median(std::vector<double> values) {
 }
 
 std::string gib(double bytes) { return bytes < 0 ? "–" : fmt::format("{:.2f}", bytes / (1 << 30)); }
-std::string shown(double value, int digits = 3) { return value < 0 ? "–" : fmt::format("{:.{}g}", value, digits); }
+std::string rounded(double value, int digits = 3) { return value < 0 ? "–" : fmt::format("{:.{}g}", value, digits); }
 
 /// The steps in a run's metrics.jsonl.
 std::vector<json> steps_of(const std::string& run) {
@@ -391,7 +391,7 @@ class Check {
                                     {"device_step_s", median(column(b, "step_time_seconds"))}};
     text_ += fmt::format(
         "\nlargest relative difference of a step's loss: {:.1e}; median seconds of a step: CPU {}, {} {}\n", largest,
-        shown(median(column(a, "step_time_seconds"))), hardware_, shown(median(column(b, "step_time_seconds"))));
+        rounded(median(column(a, "step_time_seconds"))), hardware_, rounded(median(column(b, "step_time_seconds"))));
     for (const std::string& run : {on_device, on_cpu})
       if (const std::string sample = newest(folder(run) + "/samples", ".png"); !sample.empty()) {
         const std::string copy = fmt::format("images/samples_{}.png", run);
@@ -532,9 +532,9 @@ class Check {
                {"warm_s", warm.seconds}};
       table({"program", "batch", "step, s (median)", "samples/s", "MFU", "memory planned, GiB", "memory used, GiB",
              "compile, s", "cold: process to the end of one step, s", "warm, s"});
-      row({"maxdiffusion", fmt::format("{}", batch), shown(seconds), shown(static_cast<double>(batch) / seconds),
-           mfu > 0 ? shown(mfu) : "–", shown(timed.planned_gib), shown(timed.used_gib), shown(timed.compile_s),
-           shown(entry["cold_s"]), warm.well() ? shown(warm.seconds) : "–"});
+      row({"maxdiffusion", fmt::format("{}", batch), rounded(seconds), rounded(static_cast<double>(batch) / seconds),
+           mfu > 0 ? rounded(mfu) : "–", rounded(timed.planned_gib), rounded(timed.used_gib), rounded(timed.compile_s),
+           rounded(entry["cold_s"]), warm.well() ? rounded(warm.seconds) : "–"});
       peers(m, folder, batch, seconds, entry);
       break;
     }
@@ -563,8 +563,8 @@ class Check {
         row({"`" + shown_keys + "`", r.end(), "–", "–", "–"});
         continue;
       }
-      row({"`" + shown_keys + "`", shown(timed.step_s), fmt::format("{:.2f}", timed.step_s / ours),
-           shown(timed.used_gib), shown(timed.compile_s)});
+      row({"`" + shown_keys + "`", rounded(timed.step_s), fmt::format("{:.2f}", timed.step_s / ours),
+           rounded(timed.used_gib), rounded(timed.compile_s)});
       entry["variants"].push_back({{"keys", shown_keys}, {"step_s", timed.step_s}, {"used_gib", timed.used_gib}});
     }
   }
@@ -610,9 +610,9 @@ class Check {
       }
       entry["peers"][mode] = j;
       const double theirs = j.value("step_s", 0.0);
-      row({fmt::format("PyTorch {} {}", j.value("torch", ""), mode), fmt::format("{}", batch), shown(theirs),
-           shown(j.value("images_s", -1.0)), "–", "–", j.at("peak_bytes").is_number() ? gib(j.at("peak_bytes")) : "–",
-           "–", shown(j.value("first_s", -1.0)) + " (first step)", "–"});
+      row({fmt::format("PyTorch {} {}", j.value("torch", ""), mode), fmt::format("{}", batch), rounded(theirs),
+           rounded(j.value("images_s", -1.0)), "–", "–", j.at("peak_bytes").is_number() ? gib(j.at("peak_bytes")) : "–",
+           "–", rounded(j.value("first_s", -1.0)) + " (first step)", "–"});
       lines.push_back(fmt::format("- PyTorch {} takes {:.2f} times our step\n", mode, theirs / ours));
     }
     text_ += "\n";
@@ -667,8 +667,8 @@ class Check {
       text_ += fmt::format(
           "\nsampling, {}: {} s of the process, text after {} s, {} s a step of {:.0f} (programs loaded within), "
           "decoding {} s\n",
-          when, shown(r.seconds), shown(encoded), shown((denoised - encoded) / steps), steps,
-          shown(decoded - denoised));
+          when, rounded(r.seconds), rounded(encoded), rounded((denoised - encoded) / steps), steps,
+          rounded(decoded - denoised));
     }
   }
 

@@ -34,6 +34,7 @@
 #include "maxdiffusion/run/find_run.h"
 #include "maxdiffusion/run/write_media.h"
 #include "maxdiffusion/storage/local_cache.h"
+#include "maxdiffusion/storage/location.h"
 #include "maxdiffusion/storage/remote_sync.h"
 #include "maxdiffusion/storage/write.h"
 

@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/families/open_model.h"
+#include "maxdiffusion/settings/requests.h"
 
 namespace md {
 namespace fs = std::filesystem;

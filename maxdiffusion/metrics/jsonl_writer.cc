@@ -17,7 +17,7 @@ namespace {
 using Json = nlohmann::json;
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kFlushBytes = 1 << 16;
+constexpr size_t kLineFlushBytes = 1 << 16;
 constexpr auto kFlushInterval = std::chrono::seconds(5);
 
 /// Complete lines of steps 1 … `last` in `text`; also appends their objects to `objects`.
@@ -69,7 +69,7 @@ void JsonlWriter::write(int64_t step, const std::map<std::string, double>& value
     fmt::format_to(out, ", {}: {}", Json(key).dump(), std::isfinite(value) ? fmt::format("{:.9g}", value) : "null");
   }
   impl_->waiting += "}\n";
-  if (impl_->waiting.size() > kFlushBytes || Clock::now() - impl_->flushed_at > kFlushInterval) flush();
+  if (impl_->waiting.size() > kLineFlushBytes || Clock::now() - impl_->flushed_at > kFlushInterval) flush();
 }
 
 void JsonlWriter::flush() {

@@ -12,9 +12,9 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "DDIMScheduler";
+constexpr const char* kDdim = "DDIMScheduler";
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_ddim(const nlohmann::json& config) {
   require_no_sigma_schedule(config);
   const auto noise = NoiseSchedule::from_json(config);
   const auto spacing = choice(config, "timestep_spacing", "leading", {"linspace", "leading", "trailing"});
@@ -44,13 +44,14 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = kName, .clip = clip, .threshold = threshold, .stochastic = eta > 0, .plan = plan});
+  return linear_sampler({.name = kDdim, .clip = clip, .threshold = threshold, .stochastic = eta > 0, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass ddim_sampler() {
-  return {.name = kName, .make = make, .words = {{"ddim"}}, .fields = {"eta", "set_alpha_to_one"}, .thresholds = true};
+  return {
+      .name = kDdim, .make = make_ddim, .words = {{"ddim"}}, .fields = {"eta", "set_alpha_to_one"}, .thresholds = true};
 }
 
 }  // namespace md

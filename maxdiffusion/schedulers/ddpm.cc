@@ -14,9 +14,9 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "DDPMScheduler";
+constexpr const char* kDdpm = "DDPMScheduler";
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_ddpm(const nlohmann::json& config) {
   require_no_sigma_schedule(config);
   const auto noise = NoiseSchedule::from_json(config);
   const auto spacing = choice(config, "timestep_spacing", "leading", {"linspace", "leading", "trailing"});
@@ -46,13 +46,13 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = kName, .clip = clip, .threshold = threshold, .stochastic = true, .plan = plan});
+  return linear_sampler({.name = kDdpm, .clip = clip, .threshold = threshold, .stochastic = true, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass ddpm_sampler() {
-  return {.name = kName, .make = make, .words = {{"ddpm"}}, .fields = {"variance_type"}, .thresholds = true};
+  return {.name = kDdpm, .make = make_ddpm, .words = {{"ddpm"}}, .fields = {"variance_type"}, .thresholds = true};
 }
 
 }  // namespace md

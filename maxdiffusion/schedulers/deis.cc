@@ -12,10 +12,10 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "DEISMultistepScheduler";
+constexpr const char* kDeis = "DEISMultistepScheduler";
 
 /// ∫ from a to b of Π_{j ≠ which} (log t − log n_j) / (log n_which − log n_j) dt, for at most three nodes.
-double integral(const std::vector<double>& nodes, size_t which, double a, double b) {
+double log_basis_integral(const std::vector<double>& nodes, size_t which, double a, double b) {
   // The polynomial c0 + c1·l + c2·l² in l = log t, integrated by ∫l = t(l − 1) and ∫l² = t(l² − 2l + 2).
   double c[3] = {1, 0, 0};
   for (size_t j = 0; j < nodes.size(); ++j) {
@@ -30,7 +30,7 @@ double integral(const std::vector<double>& nodes, size_t which, double a, double
   return primitive(b) - primitive(a);
 }
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_deis(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas"});
   SigmaGrid grid = SigmaGrid::from_json(config);
   grid.flow_from_one = false;
@@ -58,21 +58,21 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
       std::vector<double> rho;
       for (size_t j = 0; j < now; ++j) rho.push_back(levels[i - j].sigma / levels[i - j].alpha);
       Form next = k.sample / s.alpha;
-      for (size_t j = 0; j < now; ++j) next += integral(rho, j, rho[0], t.sigma / t.alpha) * m[j];
+      for (size_t j = 0; j < now; ++j) next += log_basis_integral(rho, j, rho[0], t.sigma / t.alpha) * m[j];
       LinearStep step{.level = {s.alpha, s.sigma}, .x0 = {}, .next = {t.alpha * next}};
       step.next.insert(step.next.end(), m.begin(), m.end() - 1);
       p.steps.push_back(step);
     }
     return p;
   };
-  return linear_sampler({.name = kName, .history = order - 1, .plan = plan});
+  return linear_sampler({.name = kDeis, .history = order - 1, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass deis_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kDeis,
+          .make = make_deis,
           .words = {{"deis"}, {"deis_karras", {{"use_karras_sigmas", true}}}},
           .fields = {"algorithm_type", "solver_type", "solver_order", "lower_order_final"},
           .models = SamplerClass::noise_or_flow,

@@ -9,23 +9,23 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "KDPM2DiscreteScheduler";
+constexpr const char* kDpm2 = "KDPM2DiscreteScheduler";
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_dpm2(const nlohmann::json& config) {
   SigmaGrid grid = two_call_grid(config);
   grid.whole_karras = true;
   auto plan = [grid](int64_t steps, const Knowns& k) {
     auto between = [](double s, double next) { return MidpointStep{.middle = std::sqrt(s * next), .end = next}; };
     return midpoint_plan(grid, steps, k, between, false);
   };
-  return linear_sampler({.name = kName, .history = 1, .plan = plan});
+  return linear_sampler({.name = kDpm2, .history = 1, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass dpm2_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kDpm2,
+          .make = make_dpm2,
           .words = {{.word = "dpm2", .aliases = {"dpm_2", "kdpm2"}},
                     {"dpm2_karras", {{"use_karras_sigmas", true}}, {"dpm_2_karras"}}}};
 }

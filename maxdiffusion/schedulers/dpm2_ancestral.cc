@@ -7,22 +7,22 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "KDPM2AncestralDiscreteScheduler";
+constexpr const char* kDpm2Ancestral = "KDPM2AncestralDiscreteScheduler";
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_dpm2_ancestral(const nlohmann::json& config) {
   SigmaGrid grid = two_call_grid(config);
   grid.whole_karras = true;
   auto plan = [grid](int64_t steps, const Knowns& k) {
     return midpoint_plan(grid, steps, k, ancestral_midpoint, false);
   };
-  return linear_sampler({.name = kName, .history = 1, .stochastic = true, .plan = plan});
+  return linear_sampler({.name = kDpm2Ancestral, .history = 1, .stochastic = true, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass dpm2_ancestral_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kDpm2Ancestral,
+          .make = make_dpm2_ancestral,
           .words = {{.word = "dpm2_ancestral", .aliases = {"dpm2_a", "dpm_2_ancestral", "kdpm2_ancestral"}},
                     {"dpm2_ancestral_karras", {{"use_karras_sigmas", true}}, {"dpm2_a_karras"}}}};
 }

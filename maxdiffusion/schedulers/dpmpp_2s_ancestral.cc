@@ -8,20 +8,20 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "DPMSolver2SAncestralScheduler";
+constexpr const char* kDpmpp2sAncestral = "DPMSolver2SAncestralScheduler";
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_dpmpp_2s_ancestral(const nlohmann::json& config) {
   auto plan = [grid = two_call_grid(config)](int64_t steps, const Knowns& k) {
     return midpoint_plan(grid, steps, k, ancestral_midpoint, true);
   };
-  return linear_sampler({.name = kName, .history = 1, .stochastic = true, .plan = plan});
+  return linear_sampler({.name = kDpmpp2sAncestral, .history = 1, .stochastic = true, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass dpmpp_2s_ancestral_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kDpmpp2sAncestral,
+          .make = make_dpmpp_2s_ancestral,
           .words = {{.word = "dpmpp_2s_ancestral", .aliases = {"dpmpp_2s_a"}},
                     {"dpmpp_2s_ancestral_karras", {{"use_karras_sigmas", true}}, {"dpmpp_2s_a_karras"}}}};
 }

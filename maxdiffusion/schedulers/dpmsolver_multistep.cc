@@ -1,5 +1,5 @@
-// DPM-Solver (for the model's noise) and DPM-Solver++ (for its x0), multistep: exponential integrators in half the log
-// SNR λ, with differences of the last predictions as derivatives; and their variants for the reverse SDE.
+// DPM-Solver (for the model's noise) and DPM-Solver++ (for its x0), multistep: exponential integrators in half
+// the log SNR λ, with differences of the last predictions as derivatives; and their variants for the reverse SDE.
 // Sources: Lu et al. 2022a (equations 3.7, B.4), Lu et al. 2022b (algorithm 2, appendix on SDEs).
 
 #include <algorithm>
@@ -12,9 +12,9 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "DPMSolverMultistepScheduler";
+constexpr const char* kDpmsolverMultistep = "DPMSolverMultistepScheduler";
 
-struct Solver {
+struct DpmSolver {
   bool data, sde, heun;  // data: predictions are x0, else noise
 
   /// The sample at levels[i + 1] from `x` at levels[i]. m: predictions, newest first, as many as the order.
@@ -43,16 +43,16 @@ struct Solver {
   }
 };
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_dpmsolver_multistep(const nlohmann::json& config) {
   SigmaGrid grid = SigmaGrid::from_json(config);
   const std::string type = grid.noise.prediction_type;
   // Names of other solvers' settings mean the defaults, as in diffusers.
   const auto algorithm = choice(config, "algorithm_type", "dpmsolver++",
                                 {"dpmsolver", "dpmsolver++", "sde-dpmsolver", "sde-dpmsolver++", "deis"});
   const auto kind = choice(config, "solver_type", "midpoint", {"midpoint", "heun", "logrho", "bh1", "bh2"});
-  const Solver solver{.data = algorithm == "deis" || algorithm.ends_with("++"),
-                      .sde = algorithm.starts_with("sde"),
-                      .heun = kind == "heun"};
+  const DpmSolver solver{.data = algorithm == "deis" || algorithm.ends_with("++"),
+                         .sde = algorithm.starts_with("sde"),
+                         .heun = kind == "heun"};
   const auto order = field<int64_t>(config, "solver_order", 2);
   check(order >= 1 && order <= 3, Code::invalid_config, "scheduler config: solver_order is {}; expected 1, 2 or 3",
         order);
@@ -102,8 +102,11 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler(
-      {.name = kName, .history = order - 1, .threshold = threshold, .stochastic = solver.sde, .plan = plan});
+  return linear_sampler({.name = kDpmsolverMultistep,
+                         .history = order - 1,
+                         .threshold = threshold,
+                         .stochastic = solver.sde,
+                         .plan = plan});
 }
 
 nlohmann::json dpmpp(int order, bool sde = false, bool karras = false) {
@@ -115,8 +118,8 @@ nlohmann::json dpmpp(int order, bool sde = false, bool karras = false) {
 }  // namespace
 
 SamplerClass dpmsolver_multistep_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kDpmsolverMultistep,
+          .make = make_dpmsolver_multistep,
           .words = {{"dpmpp_2m", dpmpp(2), {"dpmpp", "dpmsolverpp"}},
                     {"dpmpp_2m_karras", dpmpp(2, false, true), {"dpmpp_karras"}},
                     {"dpmpp_2m_sde", dpmpp(2, true)},

@@ -10,9 +10,9 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "EulerDiscreteScheduler";
+constexpr const char* kEuler = "EulerDiscreteScheduler";
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_euler(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas", "use_flow_sigmas"});
   SigmaGrid grid = SigmaGrid::from_json(config);
   grid.log_linear = choice(config, "interpolation_type", "linear", {"linear", "log_linear"}) == "log_linear";
@@ -37,14 +37,14 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = kName, .plan = plan});
+  return linear_sampler({.name = kEuler, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass euler_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kEuler,
+          .make = make_euler,
           .words = {{.word = "euler", .flow_word = "flow_euler"}, {"euler_karras", {{"use_karras_sigmas", true}}}},
           .fields = {"interpolation_type", "timestep_type"}};
 }

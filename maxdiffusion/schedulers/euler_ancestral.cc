@@ -10,9 +10,9 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "EulerAncestralDiscreteScheduler";
+constexpr const char* kEulerAncestral = "EulerAncestralDiscreteScheduler";
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_euler_ancestral(const nlohmann::json& config) {
   require_off(config, kSigmaSwitches);
   choice(config, "final_sigmas_type", "zero", {"zero"});
 
@@ -28,13 +28,15 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = kName, .stochastic = true, .plan = plan});
+  return linear_sampler({.name = kEulerAncestral, .stochastic = true, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass euler_ancestral_sampler() {
-  return {.name = kName, .make = make, .words = {{.word = "euler_ancestral", .aliases = {"euler_a"}}}};
+  return {.name = kEulerAncestral,
+          .make = make_euler_ancestral,
+          .words = {{.word = "euler_ancestral", .aliases = {"euler_a"}}}};
 }
 
 }  // namespace md

@@ -8,9 +8,9 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "FlowMatchEulerDiscreteScheduler";
+constexpr const char* kFlowMatchEuler = "FlowMatchEulerDiscreteScheduler";
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_flow_match_euler(const nlohmann::json& config) {
   const FlowLevels levels = FlowLevels::from_json(config);
   const bool stochastic = field(config, "stochastic_sampling", false);
 
@@ -28,14 +28,14 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = kName, .stochastic = stochastic, .plan = plan});
+  return linear_sampler({.name = kFlowMatchEuler, .stochastic = stochastic, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass flow_match_euler_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kFlowMatchEuler,
+          .make = make_flow_match_euler,
           .words = {{.word = "flow_euler", .aliases = {"flow_match_euler", "flowmatch_euler"}}},
           .fields = {"shift", "invert_sigmas", "stochastic_sampling"},
           .models = SamplerClass::flow,

@@ -9,9 +9,9 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "FlowMatchHeunDiscreteScheduler";
+constexpr const char* kFlowMatchHeun = "FlowMatchHeunDiscreteScheduler";
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_flow_match_heun(const nlohmann::json& config) {
   auto plan = [levels = FlowLevels::from_json(config)](int64_t steps, const Knowns& k) {
     const std::vector<double> sigmas = levels.sigmas(steps);
     const Form &start = k.history[0], &slope = k.history[1];
@@ -26,14 +26,14 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = kName, .history = 2, .plan = plan});
+  return linear_sampler({.name = kFlowMatchHeun, .history = 2, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass flow_match_heun_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kFlowMatchHeun,
+          .make = make_flow_match_heun,
           .words = {{.word = "flow_heun", .aliases = {"flow_match_heun", "flowmatch_heun"}}},
           .models = SamplerClass::flow,
           .shift = "shift"};

@@ -10,9 +10,9 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "FlowMatchLCMScheduler";
+constexpr const char* kFlowMatchLcm = "FlowMatchLCMScheduler";
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_flow_match_lcm(const nlohmann::json& config) {
   check(!config.contains("scale_factors") || config["scale_factors"].is_null(), Code::invalid_config,
         "scheduler config: scale_factors is given; expected null: samples that grow between steps are not supported");
   auto plan = [levels = FlowLevels::from_json(config)](int64_t steps, const Knowns& k) {
@@ -25,14 +25,14 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = kName, .stochastic = true, .plan = plan});
+  return linear_sampler({.name = kFlowMatchLcm, .stochastic = true, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass flow_match_lcm_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kFlowMatchLcm,
+          .make = make_flow_match_lcm,
           .words = {{.word = "flow_lcm", .aliases = {"flow_match_lcm", "flowmatch_lcm"}}},
           .fields = {"scale_factors", "upscale_mode"},
           .models = SamplerClass::flow,

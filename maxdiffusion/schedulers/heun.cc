@@ -41,9 +41,9 @@ LinearPlan heun_plan(const SigmaGrid& grid, const std::vector<HeunStep>& steps, 
 
 namespace {
 
-constexpr const char* kName = "HeunDiscreteScheduler";
+constexpr const char* kHeun = "HeunDiscreteScheduler";
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_heun(const nlohmann::json& config) {
   const double clip = field(config, "clip_sample", false) ? clip_range(config) : 0;
 
   auto plan = [grid = two_call_grid(config), clip](int64_t steps, const Knowns& k) {
@@ -52,14 +52,14 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     p.init_noise_sigma = sigma_init_noise(grid, l);
     return p;
   };
-  return linear_sampler({.name = kName, .history = 2, .clip = clip, .plan = plan});
+  return linear_sampler({.name = kHeun, .history = 2, .clip = clip, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass heun_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kHeun,
+          .make = make_heun,
           .words = {{.word = "heun", .flow_word = "flow_heun"}, {"heun_karras", {{"use_karras_sigmas", true}}}}};
 }
 

@@ -13,9 +13,9 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "LCMScheduler";
+constexpr const char* kLcm = "LCMScheduler";
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_lcm(const nlohmann::json& config) {
   require_no_sigma_schedule(config);
   const auto noise = NoiseSchedule::from_json(config);
   const double clip = field(config, "clip_sample", false) ? clip_range(config) : 0,
@@ -35,14 +35,14 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = kName, .clip = clip, .stochastic = true, .plan = plan});
+  return linear_sampler({.name = kLcm, .clip = clip, .stochastic = true, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass lcm_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kLcm,
+          .make = make_lcm,
           .words = {{.word = "lcm", .flow_word = "flow_lcm"}},
           .fields = {"original_inference_steps", "timestep_scaling", "set_alpha_to_one"}};
 }

@@ -13,13 +13,13 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "LMSDiscreteScheduler";
+constexpr const char* kLms = "LMSDiscreteScheduler";
 
 constexpr size_t kOrder = 4;
 
 /// ∫ from `a` to `b` of the polynomial that is 1 at node `which` and 0 at the others. There are at most 4 nodes, so
 /// Gauss's two-point rule, exact up to degree 3, suffices.
-double integral(std::span<const double> nodes, size_t which, double a, double b) {
+double basis_integral(std::span<const double> nodes, size_t which, double a, double b) {
   double sum = 0;
   for (double point : {-1 / std::sqrt(3.0), 1 / std::sqrt(3.0)}) {
     const double x = (a + b + point * (b - a)) / 2;
@@ -31,7 +31,7 @@ double integral(std::span<const double> nodes, size_t which, double a, double b)
   return sum * (b - a) / 2;
 }
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_lms(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas", "use_flow_sigmas"});
   choice(config, "interpolation_type", "linear", {"linear"});
   choice(config, "timestep_type", "discrete", {"discrete"});
@@ -47,20 +47,20 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
       for (size_t j = 0; j < std::min(i + 1, kOrder); ++j) nodes.push_back(l.sigmas[i - j]);
       LinearStep step{.level = {1, l.sigmas[i]}, .input_scale = sigma_input_scale(l.sigmas[i]), .next = {k.sample}};
       for (size_t j = 0; j < nodes.size(); ++j)
-        step.next[0] += integral(nodes, j, l.sigmas[i], l.sigmas[i + 1]) * slopes[j];
+        step.next[0] += basis_integral(nodes, j, l.sigmas[i], l.sigmas[i + 1]) * slopes[j];
       step.next.insert(step.next.end(), slopes.begin(), slopes.end() - 1);
       p.steps.push_back(step);
     }
     return p;
   };
-  return linear_sampler({.name = kName, .history = kOrder - 1, .plan = plan});
+  return linear_sampler({.name = kLms, .history = kOrder - 1, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass lms_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kLms,
+          .make = make_lms,
           .words = {{"lms"}, {"lms_karras", {{"use_karras_sigmas", true}}}},
           .fields = {"interpolation_type", "timestep_type"}};
 }

@@ -14,7 +14,7 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "PNDMScheduler";
+constexpr const char* kPndm = "PNDMScheduler";
 
 constexpr size_t kPrkCalls = 12;  // three steps of four
 
@@ -28,7 +28,7 @@ std::vector<double> visited(const std::vector<double>& spaced, bool skip_prk, do
   return t;
 }
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_pndm(const nlohmann::json& config) {
   require_no_sigma_schedule(config);
   choice(config, "prediction_type", "epsilon", {"epsilon", "v_prediction"});
   const auto noise = NoiseSchedule::from_json(config);
@@ -93,14 +93,14 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = kName, .history = skip_prk ? 4 : 5, .plan = plan});
+  return linear_sampler({.name = kPndm, .history = skip_prk ? 4 : 5, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass pndm_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kPndm,
+          .make = make_pndm,
           .words = {{.word = "pndm", .fields = {{"skip_prk_steps", true}}, .aliases = {"plms"}}},
           .fields = {"set_alpha_to_one", "skip_prk_steps"}};
 }

@@ -13,7 +13,7 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "RestartScheduler";
+constexpr const char* kRestart = "RestartScheduler";
 constexpr double kLow = 0.1, kHigh = 2;  // σ between which steps are repeated
 
 size_t nearest(const std::vector<double>& sigmas, double sigma) {
@@ -51,18 +51,18 @@ std::vector<HeunStep> restart_steps(const SigmaGrid& grid, const SigmaLevels& le
   return all;
 }
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_restart(const nlohmann::json& config) {
   auto plan = [grid = two_call_grid(config)](int64_t steps, const Knowns& k) {
     const SigmaLevels l = grid.spaced(steps);
     LinearPlan p = heun_plan(grid, restart_steps(grid, l), 0, k);
     p.init_noise_sigma = sigma_init_noise(grid, l);
     return p;
   };
-  return linear_sampler({.name = kName, .history = 2, .stochastic = true, .plan = plan});
+  return linear_sampler({.name = kRestart, .history = 2, .stochastic = true, .plan = plan});
 }
 
 }  // namespace
 
-SamplerClass restart_sampler() { return {.name = kName, .make = make, .words = {{.word = "restart"}}}; }
+SamplerClass restart_sampler() { return {.name = kRestart, .make = make_restart, .words = {{.word = "restart"}}}; }
 
 }  // namespace md

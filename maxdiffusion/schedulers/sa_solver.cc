@@ -12,10 +12,10 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "SASolverScheduler";
+constexpr const char* kSaSolver = "SASolverScheduler";
 
 /// ∫ from −h to 0 of e^{c·u}·Π_{j ≠ which} (u − n_j) / (n_which − n_j) du, c ≠ 0.
-double integral(const std::vector<double>& nodes, size_t which, double c, double h) {
+double weighted_basis_integral(const std::vector<double>& nodes, size_t which, double c, double h) {
   std::vector<double> poly = {1};  // coefficients of u^i
   for (size_t j = 0; j < nodes.size(); ++j) {
     if (j == which) continue;
@@ -32,7 +32,7 @@ double integral(const std::vector<double>& nodes, size_t which, double c, double
   return sum;
 }
 
-struct Solver {
+struct SaSolver {
   bool data;  // predictions are x0, else noise
 
   /// The sample at levels[from + 1] without its noise, from `x` at levels[from]. Predictions m are at consecutive
@@ -47,7 +47,7 @@ struct Solver {
     // For data predictions e^{λ_t}·σ_t = α_t, for noise e^{−λ_t}·α_t = σ_t.
     const double scale = (1 + tau * tau) * (data ? t.alpha : -t.sigma);
     std::vector<double> weights;
-    for (size_t j = 0; j < m.size(); ++j) weights.push_back(integral(nodes, j, c, h));
+    for (size_t j = 0; j < m.size(); ++j) weights.push_back(weighted_basis_integral(nodes, j, c, h));
     if (data && m.size() == 2 && h != 0) {
       const double rest = (h * c - 1 + std::exp(-c * h)) / (c * c);
       const double correction =
@@ -64,7 +64,7 @@ struct Solver {
   }
 };
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_sa_solver(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas"});
   SigmaGrid grid = SigmaGrid::from_json(config);
   grid.flow_from_one = false;
@@ -74,7 +74,7 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
   const auto algorithm = choice(
       config, "algorithm_type", "data_prediction",
       {"data_prediction", "noise_prediction", "dpmsolver++", "dpmsolver", "sde-dpmsolver", "sde-dpmsolver++", "deis"});
-  const Solver solver{.data = algorithm != "noise_prediction"};
+  const SaSolver solver{.data = algorithm != "noise_prediction"};
   auto order_of = [&](const char* name) {
     const auto order = field<int64_t>(config, name, 2);
     check(order >= 1 && order <= 4, Code::invalid_config, "scheduler config: {} is {}; expected 1 to 4", name, order);
@@ -123,14 +123,14 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     return p;
   };
   return linear_sampler(
-      {.name = kName, .history = static_cast<int64_t>(retained) + 2, .stochastic = true, .plan = plan});
+      {.name = kSaSolver, .history = static_cast<int64_t>(retained) + 2, .stochastic = true, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass sa_solver_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kSaSolver,
+          .make = make_sa_solver,
           .words = {{"sa_solver"}},
           .fields = {"algorithm_type", "predictor_order", "corrector_order", "lower_order_final", "lambda_min_clipped",
                      "variance_type", "tau_func"},

@@ -13,9 +13,9 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "TCDScheduler";
+constexpr const char* kTcd = "TCDScheduler";
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_tcd(const nlohmann::json& config) {
   require_no_sigma_schedule(config);
   const auto noise = NoiseSchedule::from_json(config);
   const double eta = field(config, "eta", 0.3);
@@ -38,14 +38,14 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = kName, .stochastic = eta > 0, .plan = plan});
+  return linear_sampler({.name = kTcd, .stochastic = eta > 0, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass tcd_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kTcd,
+          .make = make_tcd,
           .words = {{"tcd"}},
           .fields = {"eta", "original_inference_steps", "timestep_scaling", "set_alpha_to_one"}};
 }

@@ -13,7 +13,7 @@
 namespace md {
 namespace {
 
-constexpr const char* kName = "UniPCMultistepScheduler";
+constexpr const char* kUnipc = "UniPCMultistepScheduler";
 
 /// ρ with Σ_j r_j^i ρ_j = b_i for i = 0 … n−1; r distinct, n ≥ 1.
 std::vector<double> solve_powers(const std::vector<double>& r, std::vector<double> b) {
@@ -28,7 +28,7 @@ std::vector<double> solve_powers(const std::vector<double>& r, std::vector<doubl
   return b;
 }
 
-struct Solver {
+struct UniPcSolver {
   bool data, bh1;  // data: predictions are x0, else noise
 
   /// The sample at the next level from `x` at level `from`. m: predictions at `from` and earlier, newest first, as many
@@ -63,13 +63,13 @@ struct Solver {
   }
 };
 
-std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
+std::unique_ptr<Scheduler> make_unipc(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas"});
   const SigmaGrid grid = SigmaGrid::from_json(config);
   const std::string type = grid.noise.prediction_type;
   // Names of DPM-Solver's types mean bh2, as in diffusers.
   const auto kind = choice(config, "solver_type", "bh2", {"bh1", "bh2", "midpoint", "heun", "logrho"});
-  const Solver solver{.data = field(config, "predict_x0", true), .bh1 = kind == "bh1"};
+  const UniPcSolver solver{.data = field(config, "predict_x0", true), .bh1 = kind == "bh1"};
   const auto order = field<int64_t>(config, "solver_order", 2);
   check(order >= 1 && order <= 3, Code::invalid_config, "scheduler config: solver_order is {}; expected 1, 2 or 3",
         order);
@@ -114,14 +114,14 @@ std::unique_ptr<Scheduler> make(const nlohmann::json& config) {
     }
     return p;
   };
-  return linear_sampler({.name = kName, .history = order + 1, .plan = plan});
+  return linear_sampler({.name = kUnipc, .history = order + 1, .plan = plan});
 }
 
 }  // namespace
 
 SamplerClass unipc_sampler() {
-  return {.name = kName,
-          .make = make,
+  return {.name = kUnipc,
+          .make = make_unipc,
           .words = {{.word = "unipc", .aliases = {"uni_pc"}}, {"unipc_karras", {{"use_karras_sigmas", true}}}},
           .fields = {"predict_x0", "solver_type", "solver_order", "lower_order_final", "disable_corrector", "solver_p"},
           .models = SamplerClass::noise_or_flow,

@@ -157,7 +157,7 @@ struct Situation {
 /// Why a key is ignored; empty: it is used.
 using Reason = std::function<std::string(const Situation&, const std::string& key)>;
 
-struct Rule {
+struct IgnoredRule {
   Keys keys;
   Reason reason;
   /// Whether the key is normal in a file that other commands, models or machines share.
@@ -182,9 +182,9 @@ Reason if_set(const char* other, const char* reason) {
     return __VA_ARGS__;                                                                             \
   }
 
-const std::vector<Rule>& rules() {
+const std::vector<IgnoredRule>& rules() {
   const Keys sizes = {"height", "width", "num_frames", "fps"};  // of videos, for which they also affect training
-  static const std::vector<Rule> all = {
+  static const std::vector<IgnoredRule> all = {
       // Keys of other commands.
       {of<TfrecordKeys>(), RULE(unless(s.command == "prepare_tfrecords", "only prepare_tfrecords reads it")), true},
       {{"check_dir"}, RULE("only check reads it"), true},
@@ -517,7 +517,7 @@ void KeyRules::warn_of_ignored(const OpenedModels& opened, std::string_view comm
   const Situation s{*config_, opened.folder, opened.family, opened.devices, opened.samples, command};
   Ignored of_words, of_file;
   Keys named, named_of_file;
-  for (const Rule& rule : rules())
+  for (const IgnoredRule& rule : rules())
     for (const std::string& key : rule.keys) {
       const bool on_command_line = s.c.on_command_line.contains(key), differs = s.keys.changed(key);
       if (std::ranges::count(named, key) > 0 ||

@@ -23,7 +23,7 @@ namespace {
 namespace fs = std::filesystem;
 using std::chrono::milliseconds;
 
-constexpr int kAttempts = 3;
+constexpr int kWriteAttempts = 3;
 constexpr milliseconds kFirstPause{250};
 constexpr int64_t kChunk = int64_t{16} << 20;
 
@@ -66,9 +66,9 @@ void patiently(const std::function<void()>& act) {
     try {
       return act();
     } catch (const Error& e) {
-      const bool final = e.code() != Code::io || attempt == kAttempts || std::ranges::none_of(e.notes(), [](auto& n) {
-                           return n.starts_with("after several attempts");
-                         });
+      const bool final =
+          e.code() != Code::io || attempt == kWriteAttempts ||
+          std::ranges::none_of(e.notes(), [](auto& n) { return n.starts_with("after several attempts"); });
       if (final) throw;
       log_info("again: {}", e.message());
     }

@@ -39,8 +39,8 @@ enum Set : uint32_t {
   kSpace = 1U << 16,
   kWord = 1U << 17,  // letters, digits, '_'
   kNotLetter = 1U << 18,
-  kAny = 1U << 19,    // any except a line's end
-  kStart = 1U << 20,  // not a character: the beginning of the text
+  kAny = 1U << 19,        // any except a line's end
+  kTextStart = 1U << 20,  // not a character: the beginning of the text
 };
 constexpr uint32_t kAccented = kLowerAccented | kUpperAccented;
 
@@ -135,7 +135,7 @@ const Rule kUnlikely[] = {
     {{0, U"Ã"}, {0, U"\u00a0¡"}},
     {{kSmall}, {0, U"ÃÂ"}, {0, U" "}},
     {{kSmall}, {kSpace}, {0, U"ÃÂ"}, {0, U" "}},
-    {{kStart}, {0, U"ÃÂ"}, {0, U" "}},
+    {{kTextStart}, {0, U"ÃÂ"}, {0, U" "}},
     {{kSmall | kClosing, U".,?!"}, {0, U"Â"}, {kOpening | kClosing, U" "}},
     // Windows-1253: punctuation; Latin-1 and Greek. Windows-1257: punctuation.
     {{0, U"β"}, {0, U"€"}, {0, U"™\u00a0Ά\u00ad®°"}},
@@ -346,7 +346,7 @@ bool looks_misread(Text text) {
   std::ranges::transform(text, sets.begin(), sets_of);
   const auto matches = [&](const Rule& rule, size_t at) {
     for (const Place& p : rule) {
-      if (p.sets & kStart) {
+      if (p.sets & kTextStart) {
         if (at != 0) return false;
         continue;
       }
