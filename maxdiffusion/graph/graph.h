@@ -41,8 +41,11 @@ struct GraphOptions {
   std::string device_kind;
   CpuKernels cpu_kernels;
   bool nvidia_kernels = false;  // NVIDIA GPUs from Ampere on: cuDNN's attention and kernels of ours
-  bool manual = false;          // the body of a manual computation over all axes: shapes are those of one device
-  int64_t devices() const;      // of the whole mesh
+  /// Median seconds of so many runs of a graph of one device, with zeros as inputs. Null: there is no device, or
+  /// devices belong to several processes, which would measure different times.
+  std::function<double(const Graph&, int64_t runs)> measure;
+  bool manual = false;      // the body of a manual computation over all axes: shapes are those of one device
+  int64_t devices() const;  // of the whole mesh
   bool one_device() const { return manual || devices() == 1; }
   /// Whether nodes of this graph may be calls of CPU kernels: the partitioner cannot partition those, and would gather
   /// every operand.

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <charconv>
+#include <memory>
 
 #include "maxdiffusion/autodiff/checkpoint.h"
 #include "maxdiffusion/autodiff/named_values.h"
@@ -91,6 +92,9 @@ ScopeOptions scope_options(const LayerKeys& k) {
                  .dropout = k.dropout,
                  .quantization = make_quantization(k.quantization),
                  .few_bits = make_few_bits("base_weights_dtype", k.base_weights_dtype, k.base_quantization_skip)};
+  if (k.enable_tile_search)
+    o.attention_blocks.search = std::make_shared<const BlockSearch>(
+        BlockSearch{.full = k.tile_search_mode == "full", .runs = k.tile_search_iters, .folder = k.tile_search_out});
   check(k.dropout >= 0 && k.dropout < 1, Code::invalid_config,
         "dropout is {}; expected a probability of at least 0 and below 1", k.dropout);
   check(k.blocks_to_swap == 0 || k.scan_layers, Code::invalid_config,

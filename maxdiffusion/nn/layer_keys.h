@@ -4,6 +4,7 @@
 #include <map>
 #include <string>
 
+#include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/nn/quantization_keys.h"
 
@@ -17,6 +18,9 @@ struct LayerKeys {
   int64_t blocks_to_swap = 0;
   int64_t flash_min_seq_length = 256;
   std::map<std::string, std::string> flash_block_sizes;
+  bool enable_tile_search = false;
+  std::string tile_search_mode = "smart", tile_search_out;
+  int64_t tile_search_iters = 10;
   QuantizationKeys quantization;
   double dropout = 0;
   std::string base_weights_dtype;
@@ -48,6 +52,15 @@ struct LayerKeys {
     v("flash_min_seq_length", flash_min_seq_length, "below this length flash attention falls back to dot_product");
     v("flash_block_sizes", flash_block_sizes,
       "sizes of blocks of flash attention, as {block_q: 1024, block_kv: 2048, block_q_dkv: 512, block_kv_dkv: 512}");
+    v("enable_tile_search", enable_tile_search,
+      "on TPUs: block sizes that flash_block_sizes does not set are measured on the device, before the first step");
+    v("tile_search_mode", tile_search_mode,
+      "the sizes that enable_tile_search tries: smart (256, 512, 1024, 2048 and the default) or full (all multiples of "
+      "256 up to 4096)",
+      one_of({"smart", "full"}));
+    v("tile_search_iters", tile_search_iters, "timed runs of each combination of sizes", in_range(1, 1000));
+    v("tile_search_out", tile_search_out, "folder of CSV files with all of the search's timings; empty: none",
+      KeyPath::output);
     quantization.visit(v);
     v("dropout", dropout, "probability with which the trained model's dropout layers drop a value; 0: none",
       in_range(0, below(1)));

@@ -66,18 +66,22 @@ struct ChipBlocks {
   std::string_view kind;
   AttentionBlocks blocks;
 };
-constexpr AttentionBlocks kTrillium{3024, 2048, 3024, 2048, 1024, 1024, 3024, 2048},
+const AttentionBlocks kTrillium{3024, 2048, 3024, 2048, 1024, 1024, 3024, 2048},
     kV5p{3024, 2048, 1024, 3072, 1024, 256, 1024, 3072};
-constexpr ChipBlocks kChipBlocks[] = {{"TPU v6 lite", kTrillium},
-                                      {"TPU v6e", kTrillium},
-                                      {"TPU v5p", kV5p},
-                                      {"TPU v5", kV5p}};  // the name that v5p reports
+const ChipBlocks kChipBlocks[] = {{"TPU v6 lite", kTrillium},
+                                  {"TPU v6e", kTrillium},
+                                  {"TPU v5p", kV5p},
+                                  {"TPU v5", kV5p}};  // the name that v5p reports
+
+}  // namespace
 
 AttentionBlocks blocks_of_chip(const std::string& kind) {
   for (const ChipBlocks& chip : kChipBlocks)
     if (kind == chip.kind) return chip.blocks;
   return {};
 }
+
+namespace {
 
 // Largest size in bytes of stored logits on CPUs without this project's kernels (another plugin, float16). Larger ones
 // are computed in blocks, whatever is requested, because all CPU devices share the machine's memory.

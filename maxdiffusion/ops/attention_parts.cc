@@ -370,13 +370,16 @@ constexpr KernelRow<Call, Functions> kRows[] = {
 Functions functions_for(const Call& call) {
   const auto& row = kernel_for(kRows, call);
   const bool on_gpu = call.q.graph().options().platform == Platform::gpu;
-  if (call.options.blocks != AttentionBlocks() &&
-      (std::string_view(row.name) == kAttentionKernel || std::string_view(row.name) == "cuDNN" ||
-       (std::string_view(row.name) == "tile kernel" && on_gpu)))
-    log_info_once("flash_block_sizes is ignored where attention is {}, which chooses sizes itself", row.name);
-  if (call.q.graph().options().nvidia_kernels && call.options.in_blocks && std::string_view(row.name) != "cuDNN")
+  const std::string_view name = row.name;
+  AttentionBlocks sizes = call.options.blocks;
+  sizes.search = nullptr;
+  if (sizes != AttentionBlocks() && (name == kAttentionKernel || name == "cuDNN" || (name == "tile kernel" && on_gpu)))
+    log_info_once("flash_block_sizes is ignored where attention is {}, which chooses sizes itself", name);
+  if (call.options.blocks.search && (name != "tile kernel" || on_gpu))
+    log_info_once("enable_tile_search is ignored where attention is {}: it is for the kernels of TPUs", name);
+  if (call.q.graph().options().nvidia_kernels && call.options.in_blocks && name != "cuDNN")
     log_info_once("attention: q {} and k {} use {} instead of cuDNN: {}", to_string(call.q.shape()),
-                  to_string(call.k.shape()), row.name, cudnn_refuses(call));
+                  to_string(call.k.shape()), name, cudnn_refuses(call));
   return row.build(call);
 }
 

@@ -3,10 +3,20 @@
 // algorithms 1 and 2; Liu et al. 2023 (ring attention).
 #pragma once
 
+#include <memory>
+#include <string>
+
 #include "maxdiffusion/graph/graph.h"
 #include "maxdiffusion/ops/dot.h"
 
 namespace md {
+
+/// How block sizes are measured on the device before a program is compiled (ops/attention_search.h).
+struct BlockSearch {
+  bool full = false;   // all multiples of 256 instead of few
+  int64_t runs = 10;   // timed runs of each combination
+  std::string folder;  // of the CSV files with all timings; empty: none
+};
 
 /// Block sizes of queries and keys. 0: a default; for the gradient, the forward size. All 0: on some TPUs the defaults
 /// of a table (attention.cc). Attention composed of operations uses only the first four.
@@ -18,8 +28,12 @@ struct AttentionBlocks {
   // Whether one kernel computes all gradients, with five products per block instead of seven; automatic: if it fits in
   // fast memory.
   enum class Fused { automatic, no, yes } fused_gradient = Fused::automatic;
+  std::shared_ptr<const BlockSearch> search = {};  // kernels of TPUs: sizes that are 0 are measured; null: defaults
   bool operator==(const AttentionBlocks&) const = default;
 };
+
+/// The sizes that MaxDiffusion's documentation gives for this device kind; all 0: none.
+AttentionBlocks blocks_of_chip(const std::string& device_kind);
 
 /// q [B, Lq, H, D], k and v [B, Lk, H / G, D] of one device: head h of q uses head h / G of theirs.
 struct LocalAttention {

@@ -12,6 +12,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/round_up.h"
+#include "maxdiffusion/ops/attention_search.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/reduce.h"
 #include "maxdiffusion/ops/shape.h"
@@ -458,6 +459,16 @@ TileAttention call_of(Tensor q, Tensor k, const LocalAttention& options) {
   return a;
 }
 
+/// The options with measured block sizes, if they ask for a search.
+LocalAttention searched(Tensor q, Tensor k, LocalAttention options, bool gradient) {
+  if (!options.blocks.search) return options;
+  TileAttention a = call_of(q, k, options);
+  a.blocks = options.blocks;
+  options.blocks.search = nullptr;
+  if (!a.chip.is_gpu) options.blocks = searched_blocks(q.graph().options(), a, gradient);
+  return options;
+}
+
 /// x [B, L] as a kernel's rows or columns.
 Tensor to_line(const TileAttention& a, Tensor x, int64_t length, int64_t block, bool column) {
   x = pad_end(x, 1, length);
@@ -516,7 +527,8 @@ const char* tile_attention_refuses(Tensor q, Tensor k, Tensor v, const LocalAtte
   return nullptr;
 }
 
-AttentionResult tile_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& options) {
+AttentionResult tile_attention(Tensor q, Tensor k, Tensor v, const LocalAttention& requested) {
+  const LocalAttention options = searched(q, k, requested, /*gradient=*/false);
   const TileAttention a = call_of(q, k, options);
   const int64_t lq = round_up(a.queries, a.blocks.queries), lk = round_up(a.keys, a.blocks.keys);
   std::vector<Tensor> in;
@@ -582,7 +594,8 @@ AttentionGradient gradient_in_parts(int64_t parts, Tensor q, Tensor k, Tensor v,
 }  // namespace
 
 AttentionGradient tile_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
-                                          const LocalAttention& options) {
+                                          const LocalAttention& requested) {
+  const LocalAttention options = searched(q, k, requested, /*gradient=*/true);
   return gradient_of(call_of(q, k, options), q, k, v, y, lse, dy, options);
 }
 

@@ -1,5 +1,8 @@
 // Devices: client and mesh together, and the properties of these that graphs need.
 #include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
 #include <numeric>
 #include <string_view>
 
@@ -38,6 +41,33 @@ Platform platform_of(const std::string& name) {
 bool calls_cpu_kernels(const pjrt::Client& client) {
   return client.platform_name() == "cpu" && client.platform().hardware == std::string_view("cpu") &&
          pjrt::supports_ffi_handlers(client);
+}
+
+/// GraphOptions::measure, on the first device of this process.
+double seconds_alone(const std::shared_ptr<pjrt::Client>& client, const Graph& graph, int64_t runs) {
+  Topology first = topology(*client);
+  std::erase_if(first.devices, [&](const DeviceInfo& d) { return !client->device(d.id).addressable; });
+  first.devices.resize(1);
+  first.devices.front().slice = 0;
+  const Devices device(client, Mesh::make({}, first));
+  const Program program = compile(device, graph, {.jax_cache_dir = "off"}, "tile_search");
+  ArrayMap inputs;
+  for (const GraphInput& in : graph.inputs()) {
+    HostArray zeros(in.value.shape());
+    std::memset(zeros.mutable_data(), 0, zeros.bytes());
+    inputs[in.name] = device.put(zeros, sharding_of(in), in.name);
+  }
+  std::vector<double> seconds;
+  for (int64_t i = -1; i < runs; ++i) {  // the first run is slower
+    const auto began = std::chrono::steady_clock::now();
+    ArrayMap none;
+    for (const auto& [name, array] : program.run(none, inputs))
+      for (const pjrt::Buffer& shard : array.shards()) shard.wait();
+    if (i >= 0) seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
+  }
+  const auto middle = seconds.begin() + std::ssize(seconds) / 2;
+  std::ranges::nth_element(seconds, middle);
+  return *middle;
 }
 
 }  // namespace
@@ -120,6 +150,10 @@ GraphOptions Devices::graph_options(const AxisRules* rules) const {
   if (calls_cpu_kernels(*client_))
     options.cpu_kernels = {
         .callable = true, .f32_products = processor().wide_vectors, .bf16_products = processor().bf16_products};
+  if (!joint() && replicas_ == 1)
+    options.measure = [client = client_](const Graph& graph, int64_t runs) {
+      return seconds_alone(client, graph, runs);
+    };
   return options;
 }
 

@@ -60,9 +60,7 @@ void ReferenceKeys::validate() const {
   // Keys for choices that this program makes automatically.
   const ReferenceKeys usual;
   constexpr const char *kFormat = "weights are those of .safetensors files",
-                       *kThreads = "grain_worker_count sets the threads that prepare captions and images",
-                       *kTiles =
-                           "flash_block_sizes sets the sizes of blocks; `tune attention` finds them by the compiler";
+                       *kThreads = "grain_worker_count sets the threads that prepare captions and images";
   warn(jit_initializers != usual.jit_initializers, "jit_initializers", "starting values are made on the host");
   warn(from_pt != usual.from_pt, "from_pt", kFormat);
   warn(controlnet_from_pt != usual.controlnet_from_pt, "controlnet_from_pt", kFormat);
@@ -81,11 +79,6 @@ void ReferenceKeys::validate() const {
        "libtpu_flags says how the compiler arranges a program");
   warn(ulysses_attention_chunks != usual.ulysses_attention_chunks, "ulysses_attention_chunks",
        "sequences are exchanged at once");
-  for (const auto& [key, differs] : {std::pair{"enable_tile_search", enable_tile_search},
-                                     {"tile_search_mode", tile_search_mode != usual.tile_search_mode},
-                                     {"tile_search_iters", tile_search_iters != usual.tile_search_iters},
-                                     {"tile_search_out", tile_search_out != usual.tile_search_out}})
-    warn(differs, key, kTiles);
   warn(compile_text_encoder != usual.compile_text_encoder, "compile_text_encoder", "text encoders always are compiled");
   warn(enable_jax_named_scopes != usual.enable_jax_named_scopes, "enable_jax_named_scopes",
        "operations always carry the paths of their layers");

@@ -18,11 +18,11 @@ struct ReferenceKeys {
   int64_t tokenize_captions_num_proc = 4, transform_images_num_proc = 4;
   bool use_base2_exp = true, use_experimental_scheduler = true, compile_text_encoder = false,
        enable_jax_named_scopes = false;
-  int64_t ulysses_attention_chunks = 1, tile_search_iters = 10;
-  std::string tensorboard_dir, tile_search_mode, tile_search_out;
+  int64_t ulysses_attention_chunks = 1;
+  std::string tensorboard_dir;
   JsonText vae_logical_axis_rules, sharding;
   // Refused or warned about when set.
-  bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false, enable_tile_search = false;
+  bool enable_mllog = false, enable_ml_diagnostics = false, enable_ondemand_xprof = false;
   int64_t norm_num_groups = 32, ulysses_shards = -1, vae_spatial = -1;
   std::string converted_weights_dir, pretrained_orbax_dir, scheduler_dtype = "float32";
   std::string profiler, profiler_gcs_path, dataset_config_name, output_file;
@@ -46,9 +46,6 @@ struct ReferenceKeys {
     v("use_base2_exp", use_base2_exp, kAny);
     v("use_experimental_scheduler", use_experimental_scheduler, kAny);
     v("ulysses_attention_chunks", ulysses_attention_chunks, kAny);
-    v("tile_search_mode", tile_search_mode, kAny);
-    v("tile_search_iters", tile_search_iters, kAny);
-    v("tile_search_out", tile_search_out, kAny);
     v("compile_text_encoder", compile_text_encoder,
       "accepted for MaxDiffusion's files; text encoders always are compiled");
     v("enable_jax_named_scopes", enable_jax_named_scopes,
@@ -66,7 +63,6 @@ struct ReferenceKeys {
     v("profiler", profiler, kNeutral);
     v("profiler_gcs_path", profiler_gcs_path, kNeutral);
     v("dataset_config_name", dataset_config_name, kNeutral);
-    v("enable_tile_search", enable_tile_search, kNeutral);
     v("ulysses_shards", ulysses_shards, kNeutral);
     v("vae_spatial", vae_spatial, kNeutral);
     v("converted_weights_dir", converted_weights_dir, kNeutral);

@@ -157,7 +157,7 @@ const std::set<std::string> kForTheReasonOfTheTable = {
     "controlnet_conditioning_scale", "controlnet_image", "controlnet_model_name_or_path", "data_sharding",
     "dataset_name", "dataset_save_location", "dataset_type", "diffusion_scheduler_config", "from_pt", "hardware",
     "logical_axis_rules", "lora_config", "no_records_per_shard", "output_dir", "revision", "synthetic_num_samples",
-    "tile_search_mode", "timestep_bias", "vae_logical_axis_rules",
+    "timestep_bias", "vae_logical_axis_rules",
     // Our table lacks text values, and keeps only the first two numbers of these lists.
     "prompt", "prompt_2", "negative_prompt", "mag_ratios_base", "mag_ratios_base_480p", "mag_ratios_base_720p"};
 const std::map<std::string, std::string> kForOtherReasons = {

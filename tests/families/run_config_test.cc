@@ -473,9 +473,9 @@ TEST(RunConfig, AttentionByCudnnIsFlashElsewhereAndSaysSo) {
 }
 
 TEST(ReferenceKeys, WhatHasNoEffectIsWarnedAboutByName) {
-  for (const char* word : {"profiler=xplane", "profiler_gcs_path=gs://b", "enable_mllog=true", "dataset_config_name=a",
-                           "enable_tile_search=true", "ulysses_shards=2", "vae_spatial=2", "libtpu_flags=wan_light",
-                           "converted_weights_dir=/a", "pretrained_orbax_dir=/a"}) {
+  for (const char* word :
+       {"profiler=xplane", "profiler_gcs_path=gs://b", "enable_mllog=true", "dataset_config_name=a", "ulysses_shards=2",
+        "vae_spatial=2", "libtpu_flags=wan_light", "converted_weights_dir=/a", "pretrained_orbax_dir=/a"}) {
     const std::string key = std::string(word).substr(0, std::string(word).find('='));
     EXPECT_TRUE(contains(warnings({word}), key + " is ignored: ")) << word;
   }
