@@ -357,7 +357,8 @@ class Package:
             fail(f'{", ".join(who)} need glibc {".".join(map(str, newest))}; expected at most 2.35')
         for path, (data, _) in self.files.items():
             for folder in {self.source, os.path.realpath(self.source)}:
-                if folder.encode() + b'/' in data:
+                # Where a path begins: others' libraries have paths of theirs, in which a short name may be a part.
+                if re.search(rb'(?<![\w.+-])' + re.escape(folder.encode() + b'/'), data):
                     fail(f'{path} holds the path of this checkout, {folder}')
         return newest
 
