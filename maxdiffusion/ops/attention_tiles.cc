@@ -361,11 +361,16 @@ tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind) 
   const bool of_bias = a.key_bias && of_keys;
   TileAttention each = a;  // dk and dv of each head of q; they are summed for heads that share keys
   each.kv_heads = a.heads;
+  const DType of_sums = a.part_of_queries ? DType::f32 : a.type;
+  Ref before_k, before_v;
+  if (a.adds_to_keys) {
+    before_k = rows_of(p, each, "dk_before", lk, bk, axis_k, true, in, of_sums);
+    before_v = rows_of(p, each, "dv_before", lk, bk, axis_k, true, in, of_sums);
+  }
   // With the fused kernel, all queries of a head stay in fast memory.
   Ref dq, dk, dv, db, sum_q, sum_k, sum_v, sum_b;
   const int64_t rows = fused ? lq : bq;
   if (of_q) dq = rows_of(p, a, "dq", lq, rows, fused ? -1 : axis_q, false, out, a.type);
-  const DType of_sums = a.part_of_queries ? DType::f32 : a.type;
   if (of_keys) dk = rows_of(p, each, "dk", lk, bk, axis_k, true, out, of_sums);
   if (of_keys) dv = rows_of(p, each, "dv", lk, bk, axis_k, true, out, of_sums);
   if (of_bias)
@@ -411,8 +416,9 @@ tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind) 
   const auto scaled = [&](Tile x, DType type) { return p.cast(p.multiply(x, a.scale), type); };
   if (of_keys)
     p.when(p.equal(i, p.scalar(nq - 1)), [&] {
-      p.store(dk, scaled(p.load(sum_k), of_sums));
-      p.store(dv, p.cast(p.load(sum_v), of_sums));
+      const auto with = [&](Ref before, Tile x) { return a.adds_to_keys ? p.add(p.load(before), x) : x; };
+      p.store(dk, with(before_k, scaled(p.load(sum_k), of_sums)));
+      p.store(dv, with(before_v, p.cast(p.load(sum_v), of_sums)));
       if (of_bias) p.store(db, p.slice(p.transpose(p.load(sum_b)), 0, 1, 0, bk));
     });
   if (of_q)
@@ -551,8 +557,8 @@ namespace {
 
 /// The smallest number of equal parts of the queries for which the fused kernel fits; 0: none.
 int64_t parts_of_queries(TileAttention a) {
-  constexpr int64_t kMost = 4;  // their dk and dv may all be in memory at once
-  a.part_of_queries = true;
+  constexpr int64_t kMost = 8;  // each is one more kernel to compile
+  a.part_of_queries = a.adds_to_keys = true;
   const int64_t queries = a.queries;
   for (int64_t n = 2; n <= kMost; ++n) {
     a.queries = (queries + n - 1) / n;
@@ -562,15 +568,29 @@ int64_t parts_of_queries(TileAttention a) {
   return 0;
 }
 
-AttentionGradient gradient_of(const TileAttention& a, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
-                              const LocalAttention& options);
+/// dk and dv of parts of the queries so far, as the kernel stores them.
+struct KeySums {
+  Tensor k, v;
+};
 
-/// The sum over parts of the queries, each by the fused kernel: five products for each block of logits, not seven.
+/// The gradient of keys in the model's layout, [B, Lk, heads of keys, D], from the kernel's, which has all heads of q.
+Tensor key_gradient(const TileAttention& a, Tensor x, int64_t head_dim) {
+  x = from_kernel(a, x, {a.batch, a.keys, a.heads, head_dim});
+  const int64_t group = a.heads / a.kv_heads;
+  return group == 1 ? x : sum(reshape(cast(x, DType::f32), {a.batch, a.keys, a.kv_heads, group, head_dim}), {3});
+}
+
+/// `sums`, if any, are added to and updated, and the result has no k and v.
+AttentionGradient gradient_of(const TileAttention& a, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
+                              const LocalAttention& options, KeySums* sums = nullptr);
+
+/// The sum over parts of the queries, each by the fused kernel: five products for each block of logits, not seven. Each
+/// part adds to the dk and dv of those before it, so that two of each are in memory at most.
 AttentionGradient gradient_in_parts(int64_t parts, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
                                     const LocalAttention& options) {
   AttentionGradient all;
+  KeySums sums;
   std::vector<Tensor> dqs;
-  const auto plus = [](Tensor a, Tensor b) { return a ? a + b : b; };
   const int64_t queries = q.dim(1), rows = (queries + parts - 1) / parts;
   for (int64_t from = 0; from < queries; from += rows) {
     const int64_t end = std::min(queries, from + rows);
@@ -579,13 +599,16 @@ AttentionGradient gradient_in_parts(int64_t parts, Tensor q, Tensor k, Tensor v,
     const Tensor first = full(q.graph(), static_cast<double>(from), {DType::s32, {}});
     if (o.causal) o.first_query = o.first_query ? o.first_query + broadcast_to(first, o.first_query.dims()) : first;
     if (o.query_segments) o.query_segments = part(o.query_segments);
-    TileAttention a = call_of(part(q), k, o);
+    const Tensor q_part = part(q);
+    TileAttention a = call_of(q_part, k, o);
     a.part_of_queries = true;
-    const AttentionGradient g = gradient_of(a, part(q), k, v, part(y), part(lse, 2), part(dy), o);
+    a.adds_to_keys = from > 0;
+    const AttentionGradient g = gradient_of(a, q_part, k, v, part(y), part(lse, 2), part(dy), o, &sums);
     dqs.push_back(g.q);
-    all.k = plus(all.k, g.k);
-    all.v = plus(all.v, g.v);
-    if (g.key_bias) all.key_bias = plus(all.key_bias, g.key_bias);
+    if (g.key_bias) all.key_bias = all.key_bias ? all.key_bias + g.key_bias : g.key_bias;
+    if (end < queries) continue;
+    all.k = key_gradient(a, sums.k, q.dim(3));
+    all.v = key_gradient(a, sums.v, q.dim(3));
   }
   all.q = concatenate(dqs, 1);
   return all;
@@ -602,7 +625,7 @@ AttentionGradient tile_attention_gradient(Tensor q, Tensor k, Tensor v, Tensor y
 namespace {
 
 AttentionGradient gradient_of(const TileAttention& a, Tensor q, Tensor k, Tensor v, Tensor y, Tensor lse, Tensor dy,
-                              const LocalAttention& options) {
+                              const LocalAttention& options, KeySums* sums) {
   using Fused = AttentionBlocks::Fused;
   bool fused = a.blocks.fused_gradient != Fused::no;
   const auto of_kind = [](TileGradient kind) {
@@ -643,6 +666,7 @@ AttentionGradient gradient_of(const TileAttention& a, Tensor q, Tensor k, Tensor
       in.push_back(to_line(a, options.query_segments, lq, bq, false));
       in.push_back(to_line(a, options.key_segments, lk, bk, true));
     }
+    if (a.adds_to_keys) in.insert(in.end(), {sums->k, sums->v});
     return tiles::call(tile_gradient_program(a, kind), in, kind == TileGradient::dq ? work : (fused ? 4 : 3) * work);
   };
   if (!fused) {
@@ -656,12 +680,13 @@ AttentionGradient gradient_of(const TileAttention& a, Tensor q, Tensor k, Tensor
     out = run(TileGradient::dq);
     for (Tensor t : run(TileGradient::dkv)) out.push_back(t);
   }
-  const auto of_keys = [&](Tensor x) {
-    x = from_kernel(a, x, {a.batch, a.keys, a.heads, q.dim(3)});
-    const int64_t group = a.heads / a.kv_heads;
-    return group == 1 ? x : sum(reshape(cast(x, wide), {a.batch, a.keys, a.kv_heads, group, q.dim(3)}), {3});
-  };
-  AttentionGradient g{from_kernel(a, out[0], q.dims()), of_keys(out[1]), of_keys(out[2])};
+  AttentionGradient g{from_kernel(a, out[0], q.dims()), {}, {}};
+  if (sums) {
+    *sums = {out[1], out[2]};
+  } else {
+    g.k = key_gradient(a, out[1], q.dim(3));
+    g.v = key_gradient(a, out[2], q.dim(3));
+  }
   if (a.key_bias) {
     const int64_t length = out[3].dim(2) * out[3].dim(4);
     g.key_bias = slice_axis(reshape(sum(out[3], {1}), {a.batch, length}), 1, 0, a.keys);

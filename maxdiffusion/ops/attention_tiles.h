@@ -31,7 +31,8 @@ struct TileAttention {
   bool limited = false;  // lengths and positions are scalar inputs: the first query's position minus the first key's,
                          // then each sample's number of keys
   bool key_bias = false, segments = false;  // whether these arrays are inputs
-  bool part_of_queries = false;             // others give keys gradients too: dk and dv are f32, to be added
+  bool part_of_queries = false;             // others give keys gradients too: dk and dv are f32
+  bool adds_to_keys = false;                // dk and dv include those of earlier parts, which are inputs
   AttentionBlocks blocks = {};
   TileChip chip = {};
 };
@@ -49,8 +50,9 @@ double tile_bias_factor(const TileAttention& a);
 enum class TileGradient { fused, dq, dkv };
 /// Inputs, each if present: scalars (`limited`), q, k, v, dy; log-sum-exp, times log2(e), and Σ y · dy of each row, as
 /// [B, H, blocks of queries, 1, block]; key_bias as columns, times log2(e); segments of queries as rows, segments of
-/// keys as columns. Results: dq (fused, dq); dk and dv of each head of q, and the gradient of key_bias for each head as
-/// rows [B, H, blocks of keys, 1, block] (fused, dkv).
+/// keys as columns; dk and dv of earlier parts (`adds_to_keys`), as they are results. Results: dq (fused, dq); dk and
+/// dv of each head of q, and the gradient of key_bias for each head as rows [B, H, blocks of keys, 1, block] (fused,
+/// dkv).
 tiles::Program tile_gradient_program(const TileAttention& a, TileGradient kind);
 
 /// Whether kernels are compiled for this device: a TPU, or an NVIDIA GPU from Ampere on.
