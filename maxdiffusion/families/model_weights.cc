@@ -271,7 +271,7 @@ std::function<HostArrays()> open_component(const ParamTable& params, const std::
     for (const ParamTable plain = before_few_bits(params, component); const Param& p : plain.params())
       weights.push_back({p.path, p.shape});
     LoadOptions converted = options;
-    converted.keep_types = false;
+    converted.keep_types = true;                   // they are quantized from the file's type
     open_weights(file, path, weights, converted);  // throws now if weights do not match
     return [&params, component, layers = open_each_weight(file, path, weights, converted)] {
       return few_bits_values(params, component, [&](const std::string& name) { return layers.at(name).make(); });

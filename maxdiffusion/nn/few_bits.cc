@@ -12,6 +12,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/half.h"
 #include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/mapped_memory.h"
 #include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/base/nf4.h"
 #include "maxdiffusion/base/parallel.h"
@@ -83,16 +84,24 @@ std::vector<HostArray> allocate(FewBitsType type, const Dims& dims) {
   return out;
 }
 
+/// Numbers [from, from + n) of an array in float32; `buffer` holds them if they are of another type.
+const float* in_float(const HostArray& a, int64_t from, int64_t n, std::vector<float>& buffer) {
+  const std::byte* in = a.data() + static_cast<size_t>(from) * size_of(a.dtype());
+  if (a.dtype() == DType::f32) return reinterpret_cast<const float*>(in);
+  buffer.resize(static_cast<size_t>(n));
+  convert_elements(a.dtype(), in, DType::f32, buffer.data(), buffer.size());
+  return buffer.data();
+}
+
 std::vector<HostArray> scaled_rows(FewBitsType type, const HostArray& matrix) {
   const int64_t rows = matrix.dims()[0], row = matrix.dims()[1];
   std::vector<HostArray> out = allocate(type, matrix.dims());
-  const auto x = matrix.view<float>();
   const auto scales = out[1].mutable_view<float>();
   std::byte* values = out[0].mutable_data();
   by_rows(rows, row, [&](int64_t from, int64_t end) {
-    std::vector<float> scaled(static_cast<size_t>(row));
+    std::vector<float> scaled(static_cast<size_t>(row)), buffer;
     for (int64_t r = from; r < end; ++r) {
-      const float* in = x.data() + r * row;
+      const float* in = in_float(matrix, r * row, row, buffer);
       const float most = largest_of(in, row), limit = type == FewBitsType::int8 ? 127 : kLargestFloat8;
       const float scale = most > 0 ? most / limit : 1;
       scales[static_cast<size_t>(r)] = scale;
@@ -110,12 +119,14 @@ std::vector<HostArray> scaled_rows(FewBitsType type, const HostArray& matrix) {
 std::vector<HostArray> normal_floats(const HostArray& matrix) {
   const int64_t n = matrix.shape().elements(), blocks = n / kBlock;
   std::vector<HostArray> out = allocate(FewBitsType::nf4, matrix.dims());
-  const auto x = matrix.view<float>();
   std::byte* values = out[0].mutable_data();
   std::vector<float> largest(static_cast<size_t>(blocks));
   by_rows(blocks, kBlock, [&](int64_t from, int64_t end) {
-    for (int64_t b = from; b < end; ++b) {
-      const float* in = x.data() + b * kBlock;
+    constexpr int64_t kSome = 64;  // blocks that are widened at a time
+    std::vector<float> buffer;
+    const float* in = nullptr;
+    for (int64_t b = from; b < end; ++b, in += kBlock) {
+      if ((b - from) % kSome == 0) in = in_float(matrix, b * kBlock, std::min(kSome, end - b) * kBlock, buffer);
       const float most = largest_of(in, kBlock), inverse = most > 0 ? 1 / most : 0;
       largest[static_cast<size_t>(b)] = most;
       nf4_codes(in, inverse, reinterpret_cast<uint8_t*>(values + b * kBlock / 2));
@@ -290,7 +301,9 @@ HostArrays few_bits_values(const ParamTable& params, const std::string& componen
     std::vector<HostArray> whole;
     for (int64_t i = 0; i < layers; ++i) {
       const HostArray one = layer(first.stacked > 0 ? layer_path(path, i) : path);
-      const std::vector<HostArray> encoded = first.few_bits ? few_bits_of(first.few_bits->type, one) : std::vector{one};
+      const std::vector<HostArray> encoded =
+          first.few_bits ? few_bits_of(first.few_bits->type, one) : std::vector{one.cast(first.shape.dtype)};
+      if (encoded[0].data() != one.data()) release_pages(one.data(), one.bytes());
       if (first.stacked == 0) {
         whole = encoded;
         break;

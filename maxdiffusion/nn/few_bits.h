@@ -52,7 +52,7 @@ struct FewBitsArray {
 std::vector<FewBitsArray> few_bits_arrays(FewBitsType type, const std::vector<int64_t>& dims);
 
 /// Dequantizes the arrays of a matrix to f32; few_bits_of quantizes. Rounds to the nearest value; ties in tables to the
-/// lower one.
+/// lower one. A matrix is of any float type, and read once, by all cores.
 HostArray widened(FewBitsType type, const std::vector<HostArray>& arrays);
 std::vector<HostArray> few_bits_of(FewBitsType type, const HostArray& matrix);
 
@@ -65,7 +65,7 @@ bool has_few_bits(const ParamTable& params, const std::string& component);
 /// The component's parameters before quantization: matrices in f32, under their own names.
 ParamTable before_few_bits(const ParamTable& params, const std::string& component);
 /// Quantized values of the component's parameters. `layer(path)`: values of one parameter of before_few_bits, or of one
-/// layer of a stack, in its type; called once for each, in sequence.
+/// layer of a stack, of any float type; called once for each, in sequence.
 HostArrays few_bits_values(const ParamTable& params, const std::string& component,
                            const std::function<HostArray(const std::string& path)>& layer);
 /// The same, from values by input name.
