@@ -172,8 +172,8 @@ AttentionBlocks searched_blocks(const GraphOptions& device, const TileAttention&
   if (!device.measure) {
     log_line_once(LogLevel::warning,
                   "enable_tile_search: block sizes are measured by one process on devices that it has; here they are "
-                  "the defaults. Try: the flash_block_sizes that a run of one process, or tune attention, prints");
-    return result;
+                  "the defaults; try: the flash_block_sizes that a run of one process, or tune attention, prints");
+    return result == AttentionBlocks() ? blocks_of_chip(device.device_kind) : result;
   }
   const Names& n = names_of(gradient);
   if (result.*n.queries.size > 0 && result.*n.keys.size > 0 && result.*n.compute.size > 0) return result;

@@ -16,8 +16,8 @@ std::vector<AttentionBlocks> block_candidates(const TileAttention& a, const Atte
 
 /// a.blocks with the fastest combination, if a.blocks.search says so: each is compiled alone and timed on `device`, and
 /// one that is not compiled is left out. Each shape is measured once in a process; the result is logged as the
-/// flash_block_sizes to set. Without GraphOptions::measure: a.blocks, which is logged. Throws the last combination's
-/// error if none can be compiled; io, if the CSV file cannot be written. Thread safe.
+/// flash_block_sizes to set. Without GraphOptions::measure: a.blocks, or the chip's if all are 0, which is logged.
+/// Throws the last combination's error if none can be compiled; io, if the CSV file cannot be written. Thread safe.
 AttentionBlocks searched_blocks(const GraphOptions& device, const TileAttention& a, bool gradient);
 
 }  // namespace md

@@ -153,7 +153,7 @@ TEST(TileSearch, OfNoDeviceIsTheDefaultsAndSaysSo) {
   testing::internal::CaptureStderr();
   const std::string module = module_of(absent, 512, 512, {.search = search()});
   EXPECT_THAT(testing::internal::GetCapturedStderr(), HasSubstr("enable_tile_search: block sizes are measured by"));
-  EXPECT_EQ(module, module_of(absent, 512, 512, {}));
+  EXPECT_EQ(module, module_of(absent, 512, 512, blocks_of_chip("TPU v5")));
 }
 
 // On the device of the tests: kernels as StableHLO, really compiled and timed; the result is attention.
