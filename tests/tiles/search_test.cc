@@ -18,7 +18,6 @@
 namespace md {
 namespace {
 
-using testing::Contains;
 using testing::HasSubstr;
 
 std::shared_ptr<const BlockSearch> search(bool full = false, const std::string& folder = "") {
@@ -77,7 +76,7 @@ TEST(TileSearch, KeepsSizesThatAreSet) {
 
 /// Graph options of a TPU on which combination `fastest`, of all that are measured, takes 1 s, and the others 2 s.
 /// Those of `refused` are not compiled.
-GraphOptions fake_tpu(size_t fastest, int& measured, std::vector<size_t> refused = {}) {
+GraphOptions fake_tpu(size_t fastest, int& measured, const std::vector<size_t>& refused) {
   GraphOptions o;
   o.platform = Platform::tpu;
   o.device_kind = "TPU v5";
