@@ -2,9 +2,11 @@
 """A training step of a denoiser with diffusers' modules, for `maxdiffusion accelerator_check`: prints one JSON line.
 
 accelerator_peer.py CONFIG.json --batch N --height H --width W [--frames F] [--mode eager|compile] [--optimizer adamw|sgd]
-                    [--steps N] [--device cuda|cpu]
+                    [--lora RANK] [--steps N] [--device cuda|cpu]
 
 Random weights in bf16, latents and text embeddings of noise, the loss of the published recipe, clipping, the optimizer.
+--lora trains peft's matrices for attention's projections only. Where cuDNN's attention fails, PyTorch's other kernels
+are used: "attention" says which.
 """
 
 import argparse
@@ -22,6 +24,11 @@ def loss_of(o, config, torch):
         net = getattr(diffusers, config["_class_name"]).from_config(config).to(kind)
     net.train()
     net.enable_gradient_checkpointing()
+    if o.lora:
+        import peft
+
+        net.requires_grad_(False)
+        net.add_adapter(peft.LoraConfig(r=o.lora, lora_alpha=o.lora, target_modules=["to_q", "to_k", "to_v", "to_out.0"]))
     height, width = o.height // 8, o.width // 8
     normal = lambda *sizes: torch.randn(o.batch, *sizes, dtype=kind, device=o.device)
 
@@ -51,10 +58,18 @@ def loss_of(o, config, torch):
         return net(noisy, normal(512, config["joint_attention_dim"]), normal(config["pooled_projection_dim"]), sigma, places,
                    torch.zeros(512, 3, device=o.device), guidance=guidance, return_dict=False)[0], noise - latent
 
+    def of_z_image(latent, noise):
+        noisy, sigma = flow(latent, noise)
+        text = [normal(512, config["cap_feat_dim"])[0] for _ in range(o.batch)]
+        prediction = net(list(noisy), 1 - sigma, text, return_dict=False)[0]
+        return -torch.stack(prediction), noise - latent
+
     if config["_class_name"].startswith("Wan"):
         sizes, f = (config["in_channels"], 1 + (o.frames - 1) // 4, height, width), of_wan
     elif config["_class_name"].startswith("Flux"):
         sizes, f = (height * width // 4, config["in_channels"]), of_flux
+    elif config["_class_name"].startswith("ZImage"):
+        sizes, f = (config["in_channels"], 1, height, width), of_z_image
     else:
         sizes, f = (config["in_channels"], height, width), of_unet
 
@@ -74,6 +89,8 @@ def main():
     parser.add_argument("--frames", type=int, default=1)
     parser.add_argument("--mode", choices=["eager", "compile"], default="eager")
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
+    parser.add_argument("--attention", choices=["any", "without_cudnn"], default="any")
+    parser.add_argument("--lora", type=int, default=0, metavar="RANK")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
     o = parser.parse_args()
@@ -81,10 +98,11 @@ def main():
     import torch
 
     torch.manual_seed(0)
+    torch.backends.cuda.enable_cudnn_sdp(o.attention == "any")
     net, loss = loss_of(o, json.loads(pathlib.Path(o.config).read_text()), torch)
     if o.mode == "compile":
         net.compile()
-    parameters = list(net.parameters())
+    parameters = [p for p in net.parameters() if p.requires_grad]
     optimizer = (torch.optim.AdamW if o.optimizer == "adamw" else torch.optim.SGD)(parameters, lr=1e-5)
     seconds = []
     for _ in range(o.steps + 2):
@@ -98,7 +116,7 @@ def main():
         seconds.append(time.perf_counter() - start)
     steps = seconds[2:] or seconds
     peak = torch.cuda.max_memory_allocated() if o.device == "cuda" else None
-    print(json.dumps(dict(torch=torch.__version__, mode=o.mode, batch=o.batch, first_s=seconds[0],
+    print(json.dumps(dict(torch=torch.__version__, mode=o.mode, attention=o.attention, lora=o.lora, batch=o.batch, first_s=seconds[0],
                           step_s=statistics.median(steps), images_s=o.batch / statistics.median(steps), peak_bytes=peak)))
 
 

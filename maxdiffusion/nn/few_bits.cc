@@ -6,6 +6,8 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <span>
+#include <thread>
 
 #include "maxdiffusion/autodiff/checkpoint.h"
 #include "maxdiffusion/base/dynamic_map.h"
@@ -72,16 +74,13 @@ MD_VECTORIZED void divide_row(const float* x, float scale, float* out, int64_t n
   for (int64_t i = 0; i < n; ++i) out[i] = x[i] / scale;
 }
 
-/// Calls f(first row, one past the last) for ranges of rows, on all cores.
-void by_rows(int64_t rows, int64_t row, const std::function<void(int64_t, int64_t)>& f) {
+/// Calls f(first row, one past the last) for ranges of rows of `matrix`, on all cores; on several threads a core if its
+/// pages are a file's, because a thread that reads them waits most of the time.
+void by_rows(const HostArray& matrix, int64_t rows, int64_t row, const std::function<void(int64_t, int64_t)>& f) {
+  const bool reads = is_mapped(matrix.data(), matrix.bytes());
   const int64_t some = std::max<int64_t>(1, (1 << 18) / std::max<int64_t>(row, 1));
-  parallel_for((rows + some - 1) / some, [&](int64_t part, int) { f(part * some, std::min(rows, (part + 1) * some)); });
-}
-
-std::vector<HostArray> allocate(FewBitsType type, const Dims& dims) {
-  std::vector<HostArray> out;
-  for (const FewBitsArray& a : few_bits_arrays(type, dims)) out.emplace_back(a.shape);
-  return out;
+  parallel_for((rows + some - 1) / some, [&](int64_t part, int) { f(part * some, std::min(rows, (part + 1) * some)); },
+               reads ? 4 * static_cast<int>(std::thread::hardware_concurrency()) : 0);
 }
 
 /// Numbers [from, from + n) of an array in float32; `buffer` holds them if they are of another type.
@@ -93,18 +92,15 @@ const float* in_float(const HostArray& a, int64_t from, int64_t n, std::vector<f
   return buffer.data();
 }
 
-std::vector<HostArray> scaled_rows(FewBitsType type, const HostArray& matrix) {
+void scaled_rows(FewBitsType type, const HostArray& matrix, std::byte* values, float* scales) {
   const int64_t rows = matrix.dims()[0], row = matrix.dims()[1];
-  std::vector<HostArray> out = allocate(type, matrix.dims());
-  const auto scales = out[1].mutable_view<float>();
-  std::byte* values = out[0].mutable_data();
-  by_rows(rows, row, [&](int64_t from, int64_t end) {
+  by_rows(matrix, rows, row, [&](int64_t from, int64_t end) {
     std::vector<float> scaled(static_cast<size_t>(row)), buffer;
     for (int64_t r = from; r < end; ++r) {
       const float* in = in_float(matrix, r * row, row, buffer);
       const float most = largest_of(in, row), limit = type == FewBitsType::int8 ? 127 : kLargestFloat8;
       const float scale = most > 0 ? most / limit : 1;
-      scales[static_cast<size_t>(r)] = scale;
+      scales[r] = scale;
       if (type == FewBitsType::int8) {
         int8_row(in, scale, values + r * row, row);
         continue;
@@ -113,15 +109,12 @@ std::vector<HostArray> scaled_rows(FewBitsType type, const HostArray& matrix) {
       convert_elements(DType::f32, scaled.data(), DType::f8e4m3fn, values + r * row, static_cast<size_t>(row));
     }
   });
-  return out;
 }
 
-std::vector<HostArray> normal_floats(const HostArray& matrix) {
-  const int64_t n = matrix.shape().elements(), blocks = n / kBlock;
-  std::vector<HostArray> out = allocate(FewBitsType::nf4, matrix.dims());
-  std::byte* values = out[0].mutable_data();
+void normal_floats(const HostArray& matrix, std::byte* values, uint8_t* codes, float* nested, float& offset) {
+  const int64_t blocks = matrix.shape().elements() / kBlock;
   std::vector<float> largest(static_cast<size_t>(blocks));
-  by_rows(blocks, kBlock, [&](int64_t from, int64_t end) {
+  by_rows(matrix, blocks, kBlock, [&](int64_t from, int64_t end) {
     constexpr int64_t kSome = 64;  // blocks that are widened at a time
     std::vector<float> buffer;
     const float* in = nullptr;
@@ -135,19 +128,29 @@ std::vector<HostArray> normal_floats(const HostArray& matrix) {
   double sum = 0;
   for (const float v : largest) sum += static_cast<double>(v);
   const auto mean = static_cast<float>(sum / static_cast<double>(blocks));
-  const auto codes = out[1].mutable_view<uint8_t>();
-  const auto nested = out[2].mutable_view<float>();
-  for (size_t b = 0; b < nested.size(); ++b) {
-    const size_t first = b * kNestedBlock, end = std::min(largest.size(), first + kNestedBlock);
-    float most = 0;
-    for (size_t i = first; i < end; ++i) most = std::max(most, std::fabs(largest[i] - mean));
-    nested[b] = most;
-    const float inverse = most > 0 ? 1 / most : 0;
-    for (size_t i = first; i < end; ++i)
-      codes[i] = static_cast<uint8_t>(nearest_of(dynamic_map(true), (largest[i] - mean) * inverse));
-  }
-  out[3].mutable_view<float>()[0] = mean;
-  return out;
+  const int64_t nested_blocks = (blocks + kNestedBlock - 1) / kNestedBlock;
+  constexpr int64_t kSome = 256;  // nested blocks that a thread takes at a time
+  parallel_for((nested_blocks + kSome - 1) / kSome, [&](int64_t part, int) {
+    for (int64_t b = part * kSome; b < std::min(nested_blocks, (part + 1) * kSome); ++b) {
+      const std::span some = std::span(largest).subspan(static_cast<size_t>(b * kNestedBlock));
+      const std::span block = some.first(std::min<size_t>(some.size(), kNestedBlock));
+      float most = 0;
+      for (const float v : block) most = std::max(most, std::fabs(v - mean));
+      nested[b] = most;
+      const float inverse = most > 0 ? 1 / most : 0;
+      uint8_t* code = codes + b * kNestedBlock;
+      for (const float v : block) *code++ = static_cast<uint8_t>(nearest_of(dynamic_map(true), (v - mean) * inverse));
+    }
+  });
+  offset = mean;
+}
+
+/// Writes the arrays that few_bits_arrays() lists to `to`.
+void quantize(FewBitsType type, const HostArray& matrix, const std::vector<std::byte*>& to) {
+  const auto floats = [&](size_t i) { return reinterpret_cast<float*>(to.at(i)); };
+  if (type == FewBitsType::nf4)
+    return normal_floats(matrix, to.at(0), reinterpret_cast<uint8_t*>(to.at(1)), floats(2), *floats(3));
+  scaled_rows(type, matrix, to.at(0), floats(1));
 }
 
 Tensor widened_nf4(const Dims& dims, const std::vector<Tensor>& a) {
@@ -232,7 +235,12 @@ std::vector<FewBitsArray> few_bits_arrays(FewBitsType type, const Dims& dims) {
 }
 
 std::vector<HostArray> few_bits_of(FewBitsType type, const HostArray& matrix) {
-  return type == FewBitsType::nf4 ? normal_floats(matrix) : scaled_rows(type, matrix);
+  std::vector<HostArray> out;
+  std::vector<std::byte*> to;
+  for (const FewBitsArray& a : few_bits_arrays(type, matrix.dims()))
+    to.push_back(out.emplace_back(a.shape).mutable_data());
+  quantize(type, matrix, to);
+  return out;
 }
 
 HostArray widened(FewBitsType type, const std::vector<HostArray>& a) {
@@ -301,18 +309,21 @@ HostArrays few_bits_values(const ParamTable& params, const std::string& componen
     std::vector<HostArray> whole;
     for (int64_t i = 0; i < layers; ++i) {
       const HostArray one = layer(first.stacked > 0 ? layer_path(path, i) : path);
-      const std::vector<HostArray> encoded =
-          first.few_bits ? few_bits_of(first.few_bits->type, one) : std::vector{one.cast(first.shape.dtype)};
-      if (encoded[0].data() != one.data()) release_pages(one.data(), one.bytes());
-      if (first.stacked == 0) {
-        whole = encoded;
+      if (!first.few_bits && first.stacked == 0) {
+        whole = {one.cast(first.shape.dtype)};
+        if (whole[0].data() != one.data()) release_pages(one.data(), one.bytes());
         break;
       }
       if (whole.empty())
         for (const Param* p : parts) whole.emplace_back(p->shape);
-      for (size_t k = 0; k < encoded.size(); ++k)
-        std::memcpy(whole[k].mutable_data() + static_cast<size_t>(i) * encoded[k].bytes(), encoded[k].data(),
-                    encoded[k].bytes());
+      std::vector<std::byte*> to;  // this layer's rows
+      for (HostArray& w : whole)
+        to.push_back(w.mutable_data() + static_cast<size_t>(i) * (w.bytes() / static_cast<size_t>(layers)));
+      if (first.few_bits)
+        quantize(first.few_bits->type, one, to);
+      else
+        std::memcpy(to[0], one.cast(first.shape.dtype).data(), whole[0].bytes() / static_cast<size_t>(layers));
+      release_pages(one.data(), one.bytes());
     }
     for (size_t k = 0; k < parts.size(); ++k) out[parts[k]->input] = whole.at(k);
   }
