@@ -2,11 +2,11 @@
 """A training step of a denoiser with diffusers' modules, for `maxdiffusion accelerator_check`: prints one JSON line.
 
 accelerator_peer.py CONFIG.json --batch N --height H --width W [--frames F] [--mode eager|compile] [--optimizer adamw|sgd]
-                    [--lora RANK] [--steps N] [--device cuda|cpu]
+                    [--lora RANK] [--attention any|without_cudnn] [--steps N] [--device cuda|cpu]
 
 Random weights in bf16, latents and text embeddings of noise, the loss of the published recipe, clipping, the optimizer.
---lora trains peft's matrices for attention's projections only. Where cuDNN's attention fails, PyTorch's other kernels
-are used: "attention" says which.
+--lora trains peft's matrices for attention's projections only. --attention without_cudnn uses PyTorch's other kernels:
+cuDNN's gradient fails for FLUX.1 (an illegal memory access, with PyTorch 2.11 on an H200).
 """
 
 import argparse

@@ -595,6 +595,8 @@ class Check {
                                   fmt::format("{}", p.value("frames", 1)),
                                   "--optimizer",
                                   p.at("optimizer"),
+                                  "--attention",
+                                  p.value("attention", "any"),
                                   "--mode",
                                   mode,
                                   "--steps",

@@ -258,9 +258,12 @@ void generate_with_one_pipeline(Items items, bool first, Work& work) {
     return sample_options(request, family, pipeline.folder().scheduler_config(), item.sampling.batch, devices);
   };
   if (first) work.files = with_files({}, items[0].sampling.files, !plan.pipeline.controlnets.empty(), true);
-  if (first && plan.items.size() > 1)
+  if (first)
     for (const GenerateItem& item : plan.items)
-      naming(item, plan, [&] { options_of_item(item, request_of(item, work, devices)); });
+      naming(item, plan, [&] {
+        check_output_type(item.sampling.output_type, family.spec().videos());
+        if (plan.items.size() > 1) options_of_item(item, request_of(item, work, devices));
+      });
   if (first)
     plan.rules.warn_of_ignored(
         {pipeline.folder(), family, pipeline.devices(), sample_size(request_of(items[0], work, devices), family)},

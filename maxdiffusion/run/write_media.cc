@@ -50,13 +50,19 @@ std::string write_tensor(const std::string& folder, const std::string& name, con
 
 }  // namespace
 
+void check_output_type(const std::string& type, bool videos) {
+  check(videos || type != "mp4", Code::invalid_config,
+        "output_type is mp4; expected png, np or latent: this model generates images");
+  if (videos && (type.empty() || type == "mp4")) video_library();
+}
+
 std::set<std::string> write_media(const std::string& prefix, const std::string& type, const HostArray& media,
                                   double fps, const std::function<PngTexts(int64_t i)>& texts,
                                   const std::set<std::string>& existing) {
   const bool videos = media.dims().size() == 5;
   const std::string folder = std::filesystem::path(prefix).parent_path();
   if (type == "np") return {write_tensor(folder, videos ? "video" : "images", unit_range(media), existing)};
-  check(videos || type != "mp4", Code::invalid_config, "output_type is mp4; expected png: this model generates images");
+  check_output_type(type, videos);
   make_folders(folder);
   std::set<std::string> written;
   const int64_t first = next_number(existing, std::filesystem::path(prefix).filename());

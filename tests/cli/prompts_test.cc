@@ -354,5 +354,12 @@ TEST_F(Xy, RefusesWhatIsNoAxis) {
   EXPECT_TRUE(contains(o.err, "xy is given with output_type=latent")) << o.err;
 }
 
+TEST_F(Prompts, AVideoOfAModelOfImagesIsRefusedBeforeSampling) {
+  const Outcome o = sample({"prompt=heart", "output_type=mp4"});
+  EXPECT_EQ(o.status, 2) << o.err;
+  EXPECT_TRUE(contains(o.err, "output_type is mp4; expected png, np or latent: this model generates images")) << o.err;
+  EXPECT_FALSE(contains(o.err, "encoded after")) << o.err;
+}
+
 }  // namespace
 }  // namespace md
