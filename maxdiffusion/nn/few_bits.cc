@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <span>
@@ -32,13 +33,14 @@ namespace {
 constexpr int64_t kBlock = kNf4Block, kNestedBlock = kNf4NestedBlock;
 constexpr float kLargestFloat8 = 448;
 
+/// The place of the nearest value of a sorted table; of two that are as near, the first.
 template <size_t n>
 size_t nearest_of(const std::array<float, n>& map, float v) {
-  const auto* above = std::ranges::lower_bound(map, v);
-  if (above == map.begin()) return 0;
-  if (above == map.end()) return n - 1;
-  const auto i = static_cast<size_t>(above - map.begin());
-  return v - map[i - 1] <= map[i] - v ? i - 1 : i;
+  static_assert(std::has_single_bit(n));
+  size_t below = 0;  // values less than v, but for the last; without branches, which would be mispredicted
+  for (size_t half = n / 2; half > 0; half /= 2) below += map[below + half - 1] < v ? half : 0;
+  const size_t after = below > 0 ? below : 1;
+  return v - map[after - 1] <= map[after] - v ? after - 1 : after;
 }
 
 /// Codes of kNf4 for a block, two in a byte: the number of midpoints between its values that are smaller.
