@@ -1,5 +1,6 @@
 // Whole runs of the real program on a few real images, with a model that compiles in seconds: what it writes, that it
 // resumes to the bit after kill -9, and that damaged files do not destroy older checkpoints.
+#include <fmt/core.h>
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -362,6 +363,27 @@ TEST(Train, ShardedOverEightDevicesWritesTheSameFiles) {
       << o.err;
   EXPECT_TRUE(exists(run_folder("mesh") + "/checkpoints/6/unet/diffusion_pytorch_model.safetensors"));
   EXPECT_EQ(lines(run_folder("mesh") + "/metrics.jsonl"), 6);
+}
+
+// Values of features that are switched off are normal in a file for several commands.
+TEST(Train, ShippedFilesHaveNoIgnoredKeysButThoseOfTheCommandLine) {
+  TemporaryFolder t;
+  for (const auto& [file, model] :
+       {std::pair{"base_xl", "sdxl"}, {"base14", "sd"}, {"base15", "sd"}, {"base21", "sd2"}, {"base_2_base", "sd2"}}) {
+    std::vector<std::string> words = {
+        "train",
+        fmt::format(MD_SOURCE_DIR "/configs/{}.yml", file),
+        fmt::format("pretrained_model_name_or_path=" MD_SOURCE_DIR "/tests/golden/pipelines/{}", model),
+        "output_dir=" + t.path(),
+        "run_name=warns",
+        "dataset_name=",
+        "train_data_dir=" + (t / "nothing")};
+    const Outcome quiet = maxdiffusion(words);
+    EXPECT_TRUE(contains(quiet.err, "nothing': no such file or folder")) << quiet.err;
+    EXPECT_FALSE(contains(quiet.err, "ignored")) << file << "\n" << quiet.err;
+    words.emplace_back("profiler_steps=3");
+    EXPECT_TRUE(contains(maxdiffusion(words).err, "profiler_steps is ignored: nothing is profiled")) << file;
+  }
 }
 
 }  // namespace
