@@ -946,7 +946,7 @@ TEST(Keys, OfAFileThatAreIgnoredTakeFewLines) {
   std::string log = message(five + "lora_alpha: 2}", {"lr_num_cycles=3"});
   EXPECT_EQ(std::ranges::count(log, '\n'), 6) << log;
   EXPECT_NE(log.find("lora_rank, lora_alpha are ignored: no LoRA is trained"), log.npos) << log;
-  const std::string six = five + "profiler_steps: 3}";
+  const std::string six = five + "teacache_thresh: 0.5}";
   log = message(six, {"lr_num_cycles=3"});
   EXPECT_EQ(std::ranges::count(log, '\n'), 2) << log;
   EXPECT_NE(
@@ -955,7 +955,7 @@ TEST(Keys, OfAFileThatAreIgnoredTakeFewLines) {
       << log;
   EXPECT_NE(
       log.find("6 keys of the config are ignored in this run: max_grad_value, lr_power, vae_kl_weight, lora_rank, "
-               "profiler_steps, magcache_K (MAXDIFFUSION_LOG=debug prints why)"),
+               "magcache_K, teacache_thresh (MAXDIFFUSION_LOG=debug prints why)"),
       log.npos)
       << log;
   set_log_level(LogLevel::debug);
