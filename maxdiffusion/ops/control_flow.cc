@@ -89,8 +89,10 @@ Value write_row(EmitCtx& c, const Value& stack, const Value& row, const Value& i
 
 // Prints while (i < n) { row = reverse ? n − 1 − i : i; … }; each stacked result is written to its buffer at `row`.
 // Rows of stacks in the host's memory are carried: a step starts the copy of the next step's row, which nothing in it
-// waits for. The last step's copy, of its own row, is not read. On TPUs two rows are carried, of this step and the
-// next: there the compiler lets a copy into a carried value begin only after the value's last use.
+// waits for. The last step's copy, of its own row, is not read. On GPUs such a loop counts from 1, so that the next row is
+// the counter itself: of a counter from 0 it would be the counter's next value, which the compiler writes over the old
+// one, and so begins the copies only after the last use of that. On TPUs two rows are carried, of this step and the next:
+// there the compiler lets a copy into a carried value begin only after the value's last use.
 void emit_scan(EmitCtx& c) {
   const auto& a = c.attrs<ScanAttrs>();
   const Graph& body = *c.node().bodies[0];
@@ -102,20 +104,23 @@ void emit_scan(EmitCtx& c) {
     stacks.push_back(as_type(c, x, type_of_rows(c, x.shape)));
   }
 
-  std::vector<Value> init = {c.constant_int(0, counter)};
+  const auto is_streamed = [&](size_t slice) { return c.node().inputs[a.carries + slice].node()->in_host_memory; };
+  int64_t begin = 0;
+  for (size_t i = 0; i < a.slices; ++i)
+    if (is_streamed(i) && c.platform() == Platform::gpu) begin = 1;
+  std::vector<Value> init = {c.constant_int(begin, counter)};
   for (size_t i = 0; i < a.carries; ++i) init.push_back(c.in(static_cast<int>(i)));
   for (size_t i = 0; i < stacked; ++i) {
     Shape shape = a.outputs[a.carries + i];
     shape.dtype = type_of_rows(c, shape);
     init.push_back(c.constant(0, shape));
   }
-  const auto is_streamed = [&](size_t slice) { return c.node().inputs[a.carries + slice].node()->in_host_memory; };
   const size_t first_streamed = init.size();
   const bool two_rows = c.platform() == Platform::tpu;
   for (size_t i = 0; i < a.slices; ++i) {
     if (!is_streamed(i)) continue;
     const Value first_row = c.constant_int(a.reverse ? a.length - 1 : 0, counter);
-    const Value first = in_memory(c, read_row(c, stacks[i], first_row, init[0]), "device");
+    const Value first = in_memory(c, read_row(c, stacks[i], first_row, c.constant_int(0, counter)), "device");
     Axes row_axes(first.shape.dims.size());
     std::iota(row_axes.begin(), row_axes.end(), 1);
     init.push_back(two_rows ? c.broadcast(first, stacked_shape(2, first.shape).dims, row_axes) : first);
@@ -124,12 +129,16 @@ void emit_scan(EmitCtx& c) {
   for (const Value& v : init) types.push_back(v.shape);
 
   auto condition = [&](EmitCtx& r, const std::vector<Value>& args) {
-    return std::vector<Value>{compare_less(r, args[0], r.constant_int(a.length, counter))};
+    return std::vector<Value>{compare_less(r, args[0], r.constant_int(begin + a.length, counter))};
   };
   auto step = [&](EmitCtx& r, const std::vector<Value>& args) {
     const Value zero = r.constant_int(0, counter);
-    Value row = args[0];
-    if (a.reverse) row = r.emit("stablehlo.subtract", {r.constant_int(a.length - 1, counter), args[0]}, counter);
+    const auto row_of_step = [&](int64_t after_this) {  // counters: this step's is args[0]
+      const int64_t ahead = after_this - begin;
+      if (a.reverse) return r.emit("stablehlo.subtract", {r.constant_int(a.length - 1 - ahead, counter), args[0]}, counter);
+      return ahead == 0 ? args[0] : r.emit("stablehlo.add", {args[0], r.constant_int(ahead, counter)}, counter);
+    };
+    const Value row = row_of_step(0);
     std::vector<Value> inner = {row}, streamed;
     inner.insert(inner.end(), args.begin() + 1, args.begin() + 1 + static_cast<int64_t>(a.carries));
     for (size_t i = 0; i < a.slices; ++i) {
@@ -138,15 +147,14 @@ void emit_scan(EmitCtx& c) {
         inner.push_back(as_type(r, read_row(r, x, row, zero), c.node().inputs[a.carries + i].dtype()));
         continue;
       }
-      const Value &carried = args[first_streamed + streamed.size()], one = r.constant_int(1, counter);
-      const Value next = r.emit(a.reverse ? "stablehlo.subtract" : "stablehlo.add", {row, one}, counter);
-      const Value copied = in_memory(r, read_row(r, x, next, zero), "device");
+      const Value& carried = args[first_streamed + streamed.size()];
+      const Value copied = in_memory(r, read_row(r, x, row_of_step(1), zero), "device");
       if (!two_rows) {
         inner.push_back(carried);
         streamed.push_back(copied);
         continue;
       }
-      const Value place = r.emit("stablehlo.and", {args[0], one}, counter);
+      const Value one = r.constant_int(1, counter), place = r.emit("stablehlo.and", {args[0], one}, counter);
       inner.push_back(read_row(r, carried, place, zero));
       streamed.push_back(write_row(r, carried, copied, r.emit("stablehlo.subtract", {one, place}, counter), zero));
     }

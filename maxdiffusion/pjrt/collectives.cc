@@ -243,6 +243,15 @@ struct Reader {
            std::ranges::any_of(inside, [](const auto& i) { return i.opcode() == "convert"; });
   }
 
+  /// Whether this is a matrix product or a convolution, also of a library or inside a fusion.
+  bool is_product(const proto::HloInstruction& op) const {
+    if (op.opcode() == "custom-call") return op.custom_call_target().starts_with("__cu");  // cuBLAS, cuDNN
+    if (op.opcode() == "fusion" && op.called_computation_ids_size() == 1)
+      return std::ranges::any_of(computation(op.called_computation_ids(0)).instructions(),
+                                 [this](const auto& inside) { return is_product(inside); });
+    return op.opcode() == "dot" || op.opcode() == "convolution";
+  }
+
   /// Reads the copies from the host's memory that a computation starts, in its schedule.
   void read_host_copies(int64_t id, double times) {
     constexpr int64_t kHost = 5;  // Layout::kHostMemorySpace
@@ -250,6 +259,7 @@ struct Reader {
     std::map<int64_t, const proto::HloInstruction*> by_id;
     for (const auto& op : computation(id).instructions()) by_id[op.id()] = &op;
     std::map<int64_t, size_t> running;  // by the id of the start
+    int64_t products_before = 0;
     const auto sequence = schedule.sequences().find(id);
     if (sequence == schedule.sequences().end()) return;
     for (int64_t op_id : sequence->second.instruction_ids()) {
@@ -258,6 +268,7 @@ struct Reader {
       const proto::HloInstruction& op = *found_op->second;
       if (std::ranges::count(kWork, op.opcode()))
         for (const auto& [start, copy] : running) ++found.host_copies[copy].overlapped;
+      products_before += is_product(op);
       if ((op.opcode() == "async-start" || op.opcode() == "copy-start") && op.operand_ids_size() > 0) {
         const proto::HloShape& parts = op.shape();
         const bool is_async = op.opcode() == "async-start";
@@ -268,7 +279,7 @@ struct Reader {
                               &to = parts.tuple_shapes(is_async ? 1 : 0);
         if (from.layout().memory_space() != kHost || to.layout().memory_space() == kHost) continue;
         running[op.id()] = found.host_copies.size();
-        found.host_copies.push_back({.bytes = bytes_of(to), .times = times});
+        found.host_copies.push_back({.bytes = bytes_of(to), .times = times, .after = products_before});
       }
       if ((op.opcode() == "async-done" || op.opcode() == "copy-done") && op.operand_ids_size() > 0)
         running.erase(op.operand_ids(0));

@@ -89,17 +89,21 @@ void check_swapped(const pjrt::Topology& devices, const Stack& stack, int64_t by
   EXPECT_EQ(static_cast<double>(after.host), swapped);
   // Of the swapped blocks only a few are on the device at a time: the one that runs, the next, and its arrival.
   EXPECT_LE(after.temporary, before.temporary + 4 * bytes_of_block);
-  double copied = 0, overlapped = 0;
+  double copied = 0, overlapped = 0, first = 0;
   for (const pjrt::HostCopy& c : streamed.host_copies) {
-    fmt::print("  {} bytes, {:g} times, with {} of other work\n", c.bytes, c.times, c.overlapped);
+    fmt::print("  {} bytes, {:g} times, with {} of other work, after {} products\n", c.bytes, c.times, c.overlapped,
+               c.after);
     EXPECT_LE(c.bytes, bytes_of_block);
     copied += static_cast<double>(c.bytes) * c.times;
     overlapped += static_cast<double>(c.bytes) * c.times * (c.overlapped > 0);
+    if (c.times > 1 && c.after == 0) first += static_cast<double>(c.bytes) * c.times;
   }
   // Forward and backward loop: each block once, and one that is not read. Before the loop nothing else runs.
   EXPECT_EQ(copied, static_cast<double>(2 * (stack.swapped + 1) * bytes_of_block));
   EXPECT_GE(overlapped, least * static_cast<double>(2 * stack.swapped * bytes_of_block))
       << "copied while something else runs";
+  // A backward step of the GPU reads one of its two matrices first and begins to copy the next one in its place then.
+  EXPECT_GE(first, 0.75 * static_cast<double>(2 * stack.swapped * bytes_of_block)) << "copies that begin with the step";
 }
 
 const Stack kStack{.rows = 4096, .width = 1024, .swapped = kSwapped};
