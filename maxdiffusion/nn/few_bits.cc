@@ -33,24 +33,34 @@ namespace {
 constexpr int64_t kBlock = kNf4Block, kNestedBlock = kNf4NestedBlock;
 constexpr float kLargestFloat8 = 448;
 
-/// The place of the nearest value of a sorted table; of two that are as near, the first.
+/// The place of the nearest value of a sorted table; of two that are as near, the first. Without branches, which would
+/// be mispredicted.
 template <size_t n>
 size_t nearest_of(const std::array<float, n>& map, float v) {
   static_assert(std::has_single_bit(n));
-  size_t below = 0;  // values less than v, but for the last; without branches, which would be mispredicted
-  for (size_t half = n / 2; half > 0; half /= 2) below += map[below + half - 1] < v ? half : 0;
-  const size_t after = below > 0 ? below : 1;
-  return v - map[after - 1] <= map[after] - v ? after - 1 : after;
+  size_t below = 0;  // values less than v, but for the last
+  for (size_t half = n / 2; half > 0; half /= 2) below += half & -static_cast<size_t>(map[below + half - 1] < v);
+  const size_t after = below + (below == 0);
+  return after - static_cast<size_t>(v - map[after - 1] <= map[after] - v);
 }
 
-/// Codes of kNf4 for a block, two in a byte: the number of midpoints between its values that are smaller.
+/// Codes of kNf4 for a block, two in a byte: the number of midpoints between its values that are smaller, found by
+/// halving: midpoint k, between values k − 1 and k, is selected by the bits that are known.
 MD_VECTORIZED void nf4_codes(const float* x, float by, uint8_t* bytes) {
-  float scaled[kBlock];
-  int32_t codes[kBlock] = {};
-  for (int64_t i = 0; i < kBlock; ++i) scaled[i] = x[i] * by;
-  for (size_t k = 1; k < kNf4.size(); ++k) {
-    const float middle = (kNf4[k - 1] + kNf4[k]) / 2;
-    for (int64_t i = 0; i < kBlock; ++i) codes[i] += scaled[i] > middle;
+  constexpr auto middle = [](size_t k) { return (kNf4[k - 1] + kNf4[k]) / 2; };
+  int32_t codes[kBlock];
+#pragma omp simd
+  for (int64_t i = 0; i < kBlock; ++i) {
+    const float v = x[i] * by;
+    const bool bit3 = v > middle(8);
+    const float m1 = bit3 ? middle(9) : middle(1), m2 = bit3 ? middle(10) : middle(2),
+                m3 = bit3 ? middle(11) : middle(3), m4 = bit3 ? middle(12) : middle(4),
+                m5 = bit3 ? middle(13) : middle(5), m6 = bit3 ? middle(14) : middle(6),
+                m7 = bit3 ? middle(15) : middle(7);
+    const bool bit2 = v > m4;
+    const float n1 = bit2 ? m5 : m1, n2 = bit2 ? m6 : m2, n3 = bit2 ? m7 : m3;
+    const bool bit1 = v > n2, bit0 = v > (bit1 ? n3 : n1);
+    codes[i] = (bit3 ? 8 : 0) + (bit2 ? 4 : 0) + (bit1 ? 2 : 0) + (bit0 ? 1 : 0);
   }
   for (int64_t i = 0; i < kBlock / 2; ++i) bytes[i] = static_cast<uint8_t>(codes[2 * i] << 4 | codes[2 * i + 1]);
 }
@@ -132,6 +142,7 @@ void normal_floats(const HostArray& matrix, std::byte* values, uint8_t* codes, f
   const auto mean = static_cast<float>(sum / static_cast<double>(blocks));
   const int64_t nested_blocks = (blocks + kNestedBlock - 1) / kNestedBlock;
   constexpr int64_t kSome = 256;  // nested blocks that a thread takes at a time
+  const auto& map = dynamic_map(true);
   parallel_for((nested_blocks + kSome - 1) / kSome, [&](int64_t part, int) {
     for (int64_t b = part * kSome; b < std::min(nested_blocks, (part + 1) * kSome); ++b) {
       const std::span some = std::span(largest).subspan(static_cast<size_t>(b * kNestedBlock));
@@ -141,7 +152,7 @@ void normal_floats(const HostArray& matrix, std::byte* values, uint8_t* codes, f
       nested[b] = most;
       const float inverse = most > 0 ? 1 / most : 0;
       uint8_t* code = codes + b * kNestedBlock;
-      for (const float v : block) *code++ = static_cast<uint8_t>(nearest_of(dynamic_map(true), (v - mean) * inverse));
+      for (const float v : block) *code++ = static_cast<uint8_t>(nearest_of(map, (v - mean) * inverse));
     }
   });
   offset = mean;

@@ -89,10 +89,10 @@ Value write_row(EmitCtx& c, const Value& stack, const Value& row, const Value& i
 
 // Prints while (i < n) { row = reverse ? n − 1 − i : i; … }; each stacked result is written to its buffer at `row`.
 // Rows of stacks in the host's memory are carried: a step starts the copy of the next step's row, which nothing in it
-// waits for. The last step's copy, of its own row, is not read. On GPUs such a loop counts from 1, so that the next row is
-// the counter itself: of a counter from 0 it would be the counter's next value, which the compiler writes over the old
-// one, and so begins the copies only after the last use of that. On TPUs two rows are carried, of this step and the next:
-// there the compiler lets a copy into a carried value begin only after the value's last use.
+// waits for. The last step's copy, of its own row, is not read. On GPUs such a loop counts from 1, so that the next row
+// is the counter itself: of a counter from 0 it would be the counter's next value, which the compiler writes over the
+// old one, and so begins the copies only after the last use of that. On TPUs two rows are carried, of this step and the
+// next: there the compiler lets a copy into a carried value begin only after the value's last use.
 void emit_scan(EmitCtx& c) {
   const auto& a = c.attrs<ScanAttrs>();
   const Graph& body = *c.node().bodies[0];
@@ -135,7 +135,8 @@ void emit_scan(EmitCtx& c) {
     const Value zero = r.constant_int(0, counter);
     const auto row_of_step = [&](int64_t after_this) {  // counters: this step's is args[0]
       const int64_t ahead = after_this - begin;
-      if (a.reverse) return r.emit("stablehlo.subtract", {r.constant_int(a.length - 1 - ahead, counter), args[0]}, counter);
+      if (a.reverse)
+        return r.emit("stablehlo.subtract", {r.constant_int(a.length - 1 - ahead, counter), args[0]}, counter);
       return ahead == 0 ? args[0] : r.emit("stablehlo.add", {args[0], r.constant_int(ahead, counter)}, counter);
     };
     const Value row = row_of_step(0);

@@ -37,8 +37,8 @@ struct Turned {
 
 /// An asynchronous copy from an array in the host's memory, of a part of it or whole.
 struct HostCopy {
-  int64_t bytes = 0;  // of the result
-  double times = 1;   // executions per run
+  int64_t bytes = 0;       // of the result
+  double times = 1;        // executions per run
   int64_t overlapped = 0;  // products, fusions and calls that the program starts between its start and its end
   int64_t after = 0;       // products that the same body of a loop, or the program outside loops, starts before it
 };
