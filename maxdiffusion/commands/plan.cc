@@ -107,11 +107,15 @@ void print_roofline(const CompiledSteps& steps, const AheadOfTime& ahead, double
   for (const CollectiveSum& sum : ahead.collectives.value_or(std::vector<CollectiveSum>()))
     (sum.between_slices ? between : within) += seconds_of(sum, p.mesh, *rates);
   const double memory = ahead.bytes_accessed.value_or(0) / rates->memory;
+  double copies = 0;  // from the host's memory
+  for (const pjrt::HostCopy& c : ahead.host_copies)
+    if (rates->host > 0) copies += static_cast<double>(c.bytes) * c.times / rates->host;
   fmt::print(
       "predicted step time: at least {:.4f} s (products {:.4f} at the peak, memory {:.4f}, messages within a slice "
-      "{:.4f}, between slices {:.4f}), {:.4f} s where none overlaps\n",
-      std::max({products, memory, within, between}), products, memory, within, between,
-      products + memory + within + between);
+      "{:.4f}, between slices {:.4f}{}), {:.4f} s where none overlaps\n",
+      std::max({products, memory, within, between, copies}), products, memory, within, between,
+      copies > 0 ? fmt::format(", copies from the host's memory {:.4f}", copies) : "",
+      products + memory + within + between + copies);
   if (ahead.cycles == 0 || rates->cycles == 0) return;
   const double operations = ahead.cycles / rates->cycles, kernels = ahead.kernel_flops / *peak,
                whole = operations + kernels + within + between;

@@ -28,32 +28,33 @@ struct Chip {
 struct Card {
   const char* kind;
   double half, tf32;  // bf16 and f16; f32 inputs
-  DeviceRates rates;  // memory; NVLink in one direction, or PCIe; one network card each
+  DeviceRates rates;  // memory; NVLink in one direction, or PCIe; one network card each; the host's memory
   Chip chip;
 };
+constexpr double kPcie4 = 31.5e9, kPcie5 = 63e9;  // bytes/s of 16 lanes in one direction
 constexpr Card kCards[] = {
     {"B200",
      2250e12,
      1125e12,
-     {8000e9, 900e9, 50e9},
+     {8000e9, 900e9, 50e9, 0, kPcie5},
      {"b200", "NVIDIA B200", 10, 148, 128, 1.965, 191514411008, 132644864, 233472, 232448}},
     {"H200",
      989e12,
      494e12,
-     {4800e9, 450e9, 50e9},
+     {4800e9, 450e9, 50e9, 0, kPcie5},
      {"h200", "NVIDIA H200 141GB HBM3e", 9, 132, 128, 1.98, 151397597184, 52428800, 233472, 232448}},
     {"H100",
      989e12,
      494e12,
-     {3350e9, 450e9, 50e9},
+     {3350e9, 450e9, 50e9, 0, kPcie5},
      {"h100", "NVIDIA H100 80GB HBM3", 9, 132, 128, 1.98, 84942979072, 52428800, 233472, 232448}},
     {"A100",
      312e12,
      156e12,
-     {2039e9, 300e9, 25e9},
+     {2039e9, 300e9, 25e9, 0, kPcie4},
      {"a100", "NVIDIA A100-SXM4-80GB", 8, 108, 64, 1.41, 85100068864, 41943040, 167936, 166912}},
-    {"L40S", 362e12, 183e12, {864e9, 32e9, 25e9}, {}},
-    {"L4", 121e12, 60e12, {300e9, 32e9, 12.5e9}, {}},
+    {"L40S", 362e12, 183e12, {864e9, 32e9, 25e9, 0, kPcie4}, {}},
+    {"L4", 121e12, 60e12, {300e9, 32e9, 12.5e9, 0, kPcie4}, {}},
 };
 
 const Card* card(std::string_view kind) {

@@ -20,6 +20,7 @@ struct DeviceRates {
   double axis;     // to the other devices along one mesh axis of a slice (TPU: both directions of a ring; GPU: NVLink)
   double network;  // to other slices or hosts
   double cycles = 0;  // of a TPU's core; 0: its compiler says no cycles
+  double host = 0;    // from its host's memory; 0: not known
 };
 
 /// A named set of compiler options.
