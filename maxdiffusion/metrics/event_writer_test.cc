@@ -83,7 +83,7 @@ TEST(EventWriter, ThreadsDoNotMixTheirRecords) {
   TemporaryFolder t;
   {
     EventWriter w(t / "tb");
-    std::vector<std::thread> threads;
+    std::vector<std::jthread> threads;
     for (int k = 0; k < 4; ++k)
       threads.emplace_back([&w, k] {
         for (int i = 0; i < 500; ++i) w.scalar("x/" + std::to_string(k), i, i);

@@ -62,7 +62,7 @@ struct Job {
 TEST(Rendezvous, GathersTextsByRankAndTopic) {
   Job job(4);
   job.each([](int64_t rank, Rendezvous& rendezvous) {
-    std::thread other([&] {
+    std::jthread other([&] {
       for (int i = 0; i < 50; ++i) rendezvous.gather("another", std::to_string(i));
     });
     for (int i = 0; i < 50; ++i) {
@@ -104,7 +104,7 @@ TEST(Rendezvous, GivesEveryProcessWhatAnotherHasPut) {
     rendezvous.put(fmt::format("of {}", rank), bytes + std::to_string(rank));
     if (rank == 1) rendezvous.put(odd, "");
     rendezvous.gather("all have put", "");
-    std::thread other([&] {
+    std::jthread other([&] {
       for (int i = 0; i < 50; ++i) {
         EXPECT_EQ(rendezvous.get(odd), "");
       }

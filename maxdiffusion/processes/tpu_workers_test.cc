@@ -104,7 +104,7 @@ struct Listener {
 
 TEST(TpuWorkers, MetadataRequestsHaveGooglesHeader) {
   const Listener listener;
-  std::thread server([&listener] {
+  std::jthread server([&listener] {
     for (int i = 0; i < 2; ++i) {
       const int connection = ::accept(listener.fd, nullptr, nullptr);
       std::array<char, 4096> bytes{};

@@ -213,7 +213,7 @@ TEST(Program, OnTheHostWaitsForItsLastRun) {
   std::vector<Array> first = p.run({&a});
   const PendingArray pending = fetch(devices, first[0]);
   EXPECT_FALSE(pending.ready());
-  std::thread opens([] {
+  std::jthread opens([] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     gate_open = true;
   });

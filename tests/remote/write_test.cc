@@ -234,7 +234,7 @@ TEST_P(WritingToBuckets, AProcessOfThisMachineThatEndsIsWaitedFor) {
 }
 
 TEST_P(WritingToBuckets, OfManyWhoClaimAtOnceOneAtMostHasIt) {
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;
   std::atomic<int> holding = 0, most = 0, held = 0;
   for (int i = 0; i < 4; ++i)
     threads.emplace_back([&, i] {
@@ -249,7 +249,7 @@ TEST_P(WritingToBuckets, OfManyWhoClaimAtOnceOneAtMostHasIt) {
       } catch (const Error&) {
       }
     });
-  for (std::thread& thread : threads) thread.join();
+  for (std::jthread& thread : threads) thread.join();
   EXPECT_LE(most, 1);
 }
 

@@ -103,7 +103,7 @@ TEST(ServerStart, WordsThatCannotBeAreRefused) {
 
 TEST(ServerLimits, HoldForQueuesAndBodies) {
   const TestServer server(tiny({"max_queue=1", "max_steps=900", "max_body_mb=1"}));
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;
   Answer first, second;
   threads.emplace_back([&] { first = server.post(kGenerations, long_one()); });
   ASSERT_TRUE(soon([&] { return is_busy(server); }));
@@ -114,7 +114,7 @@ TEST(ServerLimits, HoldForQueuesAndBodies) {
   EXPECT_TRUE(contains(third.head, "Retry-After: ")) << third.head;
   EXPECT_EQ(third.value()["error"]["type"], "rate_limit_error");
   EXPECT_EQ(server.post("/sdapi/v1/interrupt", json::object()).status, 200);
-  for (std::thread& t : threads) t.join();
+  for (std::jthread& t : threads) t.join();
   EXPECT_EQ(first.status, 409) << first.body;
   EXPECT_TRUE(contains(first.body, "interrupted"));
   EXPECT_EQ(second.status, 200) << second.body;
@@ -142,7 +142,7 @@ TEST(ServerPreviews, AreSentWhileTheImageIsGenerated) {
   EXPECT_TRUE(server.get("/sdapi/v1/progress").value()["current_image"].is_null());
   const std::string id = server.post("/api/generate", job).value()["id"];
   std::string text;
-  std::thread reader([&] { text = server.get("/api/jobs/" + id).body; });
+  std::jthread reader([&] { text = server.get("/api/jobs/" + id).body; });
   json progress;
   EXPECT_TRUE(soon([&] {
     progress = server.get("/sdapi/v1/progress").value();
@@ -168,7 +168,7 @@ TEST(ServerCancel, EndsBetweenStepsAndWhereAClientLeaves) {
   const json job = {{"prompt", "x"}, {"num_inference_steps", 900}, {"width", 64}, {"height", 64}};
   const std::string id = server.post("/api/generate", job).value()["id"];
   std::string text;
-  std::thread reader([&] { text = server.get("/api/jobs/" + id).body; });
+  std::jthread reader([&] { text = server.get("/api/jobs/" + id).body; });
   ASSERT_TRUE(soon([&] { return is_busy(server); }));
   EXPECT_EQ(server.send(server.request("DELETE", "/api/jobs/" + id)).status, 200);
   reader.join();
@@ -206,7 +206,7 @@ TEST(ServerClients, SlowOnesHoldNoOtherUp) {
   }
   Client slow(server.port());
   std::string answer;
-  std::thread sends([&] {
+  std::jthread sends([&] {
     for (const char c : bytes) {
       slow.send({&c, 1});
       std::this_thread::sleep_for(std::chrono::milliseconds(2));
@@ -227,14 +227,14 @@ TEST(ServerEnd, AnswersWhatWaitsAndEndsWithoutError) {
   for (const int signal : {SIGTERM, SIGINT}) {
     TestServer server(tiny({"max_steps=900"}));
     std::vector<Answer> received(4);
-    std::vector<std::thread> threads;
+    std::vector<std::jthread> threads;
     for (Answer& a : received) threads.emplace_back([&] { a = server.post(kGenerations, long_one()); });
     Client silent(server.port());
     silent.send("GET /");
     ASSERT_TRUE(soon([&] { return is_busy(server) && waiting(server) == 4; }));
     const auto start = std::chrono::steady_clock::now();
     server.signal(signal);
-    for (std::thread& t : threads) t.join();
+    for (std::jthread& t : threads) t.join();
     for (const Answer& a : received) {
       EXPECT_EQ(a.status, 503) << a.body;
       EXPECT_TRUE(contains(a.body, "the server stops")) << a.body;
@@ -259,7 +259,7 @@ TEST(ServerLoad, OfManyClientsNoRequestIsLostAndEachGetsItsOwnImage) {
     EXPECT_EQ(std::set(expected.begin(), expected.end()).size(), static_cast<size_t>(seeds));
     std::atomic<int> next = 0, right = 0, wrong = 0, left = 0;
     double early_mb = 0;
-    std::vector<std::thread> threads;
+    std::vector<std::jthread> threads;
     const auto start = std::chrono::steady_clock::now();
     for (int c = 0; c < clients; ++c)
       threads.emplace_back([&, c] {
@@ -280,7 +280,7 @@ TEST(ServerLoad, OfManyClientsNoRequestIsLostAndEachGetsItsOwnImage) {
           right += is_its_own;
         }
       });
-    for (std::thread& t : threads) t.join();
+    for (std::jthread& t : threads) t.join();
     const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     EXPECT_EQ(right, requests);
     EXPECT_EQ(contains(server.log(), "4 requests together"), together) << server.log();
