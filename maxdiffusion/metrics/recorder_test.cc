@@ -211,13 +211,14 @@ TEST_F(RecorderOnDevice, MeasuresTheTimeOfAStepAndFlushesEachPeriod) {
   const std::chrono::duration<double> all = std::chrono::steady_clock::now() - start;
   ASSERT_GE(flushed.size(), 3u);
   EXPECT_EQ(std::vector<size_t>(flushed.begin(), flushed.begin() + 3), (std::vector<size_t>{2, 4, 6}));
-  double sum = 0;  // S2-119
+  double sum = 0, slept = 0;  // S2-119
   for (const auto& line : lines_of(t / "run/metrics.jsonl")) {
     const double seconds = line["step_time_seconds"];
     const int64_t step = line["step"];
-    EXPECT_GE(seconds, step == 1 ? 0 : step == 5 ? 0.058 : 0.018) << line;
     EXPECT_LT(seconds, 0.2) << line;  // a step does not last until it is read, of which the last one shows
     sum += seconds;
+    EXPECT_GE(sum, slept - 0.002) << line;  // a busy machine notes an end late, which makes the next step shorter
+    slept += step == 4 ? 0.06 : 0.02;
   }
   EXPECT_LE(sum, all.count());
 }
