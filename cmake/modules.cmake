@@ -217,8 +217,9 @@ target_compile_options(md_kernels PRIVATE -fno-math-errno -fno-trapping-math -fo
 target_include_directories(md_kernels SYSTEM PRIVATE ${MD_DEPS}/jaxlib/include)
 if(MD_SANITIZE STREQUAL thread)
   # The plugin orders what its threads hand to kernels, which the sanitizer does not see: it would look up each access in
-  # its list of exceptions, and a test of seconds takes more than an hour.
-  target_compile_options(md_kernels PRIVATE -fno-sanitize=thread)
+  # its list of exceptions, and a test of seconds takes more than an hour. Optimized, because functions of headers that are
+  # not inlined here would be linked for other sources too.
+  target_compile_options(md_kernels PRIVATE -fno-sanitize=thread -O2)
 endif()
 md_module(ops USES tiles kernels)
 # Random numbers are the same bits on every processor: no product and sum in one rounding.

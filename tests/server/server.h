@@ -133,6 +133,8 @@ class TestServer {
     EXPECT_NE(port_, 0) << log();
   }
   ~TestServer() {
+    if (process_ <= 0) return;
+    EXPECT_TRUE(runs()) << "the server has ended: " << log();
     if (process_ > 0) ::kill(process_, SIGKILL), ::waitpid(process_, &status_, 0);
   }
   int port() const { return port_; }
@@ -147,15 +149,14 @@ class TestServer {
     const std::string text((std::istreambuf_iterator<char>(file)), {});
     return std::stod(text.substr(text.find("VmRSS:") + 6)) / 1024;
   }
-  void signal(int number) const { ::kill(process_, number); }
+  void signal(int number) const {
+    ::kill(process_, number);
+    const Client wakes(port_);  // under the thread sanitizer a signal is handled when accept() returns
+  }
   /// The exit status, or 128 plus the number of the signal that killed it.
   int wait() {
-    constexpr int kPatience = 200;
-    for (int i = 1; process_ > 0 && ::waitpid(process_, &status_, WNOHANG) == 0; ++i) {
+    while (process_ > 0 && ::waitpid(process_, &status_, WNOHANG) == 0)
       std::this_thread::sleep_for(std::chrono::milliseconds(10));
-      // The thread sanitizer handles a signal when accept() returns, so something must come.
-      if (i % kPatience == 0) const Client wakes(port_);
-    }
     process_ = -1;
     return WIFEXITED(status_) ? WEXITSTATUS(status_) : 128 + WTERMSIG(status_);
   }
