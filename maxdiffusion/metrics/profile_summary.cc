@@ -1,6 +1,7 @@
 #include "maxdiffusion/metrics/profile_summary.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <numeric>
 
@@ -12,16 +13,19 @@ namespace md {
 namespace {
 
 struct Interval {
-  int64_t begin, end;  // picoseconds
+  int64_t begin, end;  // picoseconds after the earliest timestamp of the host's lines, or of the device's
   std::string name;
 };
 
-/// The events of a line in order; enclosing events come before those inside.
-std::vector<Interval> events_of(const xplane::XPlane& plane, const xplane::XLine& line) {
+bool is_of_host(const xplane::XPlane& plane) { return plane.name().starts_with("/host:"); }
+
+/// The events of a line in order; enclosing events come before those inside. `from`: the earliest timestamp, because
+/// picoseconds since 1970 are too many for 64 bits.
+std::vector<Interval> events_of(const xplane::XPlane& plane, const xplane::XLine& line, int64_t from) {
   std::vector<Interval> out;
   for (const xplane::XEvent& e : line.events()) {
     const auto it = plane.event_metadata().find(e.metadata_id());
-    const int64_t begin = line.timestamp_ns() * 1000 + e.offset_ps();
+    const int64_t begin = (line.timestamp_ns() - from) * 1000 + e.offset_ps();
     out.push_back({begin, begin + e.duration_ps(), it == plane.event_metadata().end() ? "?" : it->second.name()});
   }
   std::ranges::sort(
@@ -98,7 +102,11 @@ ProfileSummary summarize_profile(const std::string& file) {
   check(space.ParseFromString(read_file(file)), Code::io, "'{}' is no profile", file);
   ProfileSummary s;
   const xplane::XPlane* device = nullptr;
+  int64_t from[2] = {std::numeric_limits<int64_t>::max(), std::numeric_limits<int64_t>::max()};  // devices, host
   for (const xplane::XPlane& plane : space.planes()) {
+    for (const xplane::XLine& line : plane.lines())
+      if (int64_t& earliest = from[is_of_host(plane)]; line.events_size() > 0)
+        earliest = std::min(earliest, line.timestamp_ns());
     const bool of_device = plane.name().find("/device:") != std::string::npos && plane.lines_size() > 0;
     if (of_device && (!device || plane.name() < device->name())) device = &plane;
   }
@@ -107,9 +115,9 @@ ProfileSummary summarize_profile(const std::string& file) {
   std::vector<Interval> all;
   for (const xplane::XPlane& plane : space.planes())
     for (const xplane::XLine& line : plane.lines()) {
-      const bool host = plane.name().starts_with("/host:");
+      const bool host = is_of_host(plane);
       if (!host && &plane != device) continue;
-      const std::vector<Interval> events = events_of(plane, line);
+      const std::vector<Interval> events = events_of(plane, line, from[host]);
       if (host) add_steps(events, s);
       if (host == s.of_device || (!host && repeats(line.name()))) continue;
       add_kernels(events, host, kernels);

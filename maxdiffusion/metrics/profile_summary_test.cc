@@ -15,7 +15,7 @@ void add_line(xplane::XPlane& plane, const std::string& name,
               const std::vector<std::tuple<std::string, int64_t, int64_t>>& events) {
   xplane::XLine& line = *plane.add_lines();
   line.set_name(name);
-  line.set_timestamp_ns(1'000'000'000);
+  line.set_timestamp_ns(1'795'813'470'000'000'000);  // since 1970
   for (const auto& [event, begin, end] : events) {
     int64_t id = 1;
     while (plane.event_metadata().contains(id) && plane.event_metadata().at(id).name() != event) ++id;
