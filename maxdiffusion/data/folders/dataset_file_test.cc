@@ -328,6 +328,10 @@ TEST_F(DatasetFiles, ThatAreWrongAreRefusedByLine) {
   const std::string head = "[[datasets]]\n[[datasets.subsets]]\nimage_dir = 'a'\n";
   const auto kohya = [&](const std::string& rest) { return refusal("k.toml", head + rest); };
   EXPECT_EQ(kohya(""), "accepted");
+  EXPECT_EQ(
+      kohya("[[[[ = false"),
+      "k.toml:4: expected TOML: Error while parsing key: expected bare key starting character or string delimiter, saw "
+      "'['");
   EXPECT_EQ(kohya("num_repeats = 0"), "k.toml:4: num_repeats is 0; expected a whole number, 1 or more");
   EXPECT_EQ(kohya("num_repeats = 1.5"), "k.toml:4: num_repeats is 1.5; expected a whole number, 1 or more");
   EXPECT_EQ(kohya("num_repeat = 2"), "k.toml:4: unknown key 'num_repeat'\ntry: num_repeats");
