@@ -173,8 +173,8 @@ void print_report(const CompiledSteps& steps, const AheadOfTime& ahead, double f
   if (!ahead.host_copies.empty()) {
     double bytes = 0, overlapped = 0;
     for (const pjrt::HostCopy& c : ahead.host_copies) {
-      const double all = static_cast<double>(c.bytes) * c.times;
-      bytes += all, overlapped += c.overlapped > 0 ? all : 0;
+      bytes += c.bytes_of_run();
+      if (c.overlapped > 0) overlapped += c.bytes_of_run();
     }
     fmt::print("copied from the host's memory: {} in {} operations, of which {} while products or others run\n",
                bytes_text(static_cast<int64_t>(bytes)), ahead.host_copies.size(),

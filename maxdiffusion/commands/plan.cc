@@ -108,8 +108,8 @@ void print_roofline(const CompiledSteps& steps, const AheadOfTime& ahead, double
     (sum.between_slices ? between : within) += seconds_of(sum, p.mesh, *rates);
   const double memory = ahead.bytes_accessed.value_or(0) / rates->memory;
   double copies = 0;  // from the host's memory
-  for (const pjrt::HostCopy& c : ahead.host_copies)
-    if (rates->host > 0) copies += static_cast<double>(c.bytes) * c.times / rates->host;
+  if (rates->host > 0)
+    for (const pjrt::HostCopy& c : ahead.host_copies) copies += c.bytes_of_run() / rates->host;
   fmt::print(
       "predicted step time: at least {:.4f} s (products {:.4f} at the peak, memory {:.4f}, messages within a slice "
       "{:.4f}, between slices {:.4f}{}), {:.4f} s where none overlaps\n",

@@ -133,7 +133,7 @@ void emit_scan(EmitCtx& c) {
   };
   auto step = [&](EmitCtx& r, const std::vector<Value>& args) {
     const Value zero = r.constant_int(0, counter);
-    const auto row_of_step = [&](int64_t after_this) {  // counters: this step's is args[0]
+    const auto row_of_step = [&](int64_t after_this) {  // 0: of this step, 1: of the next one
       const int64_t ahead = after_this - begin;
       if (a.reverse)
         return r.emit("stablehlo.subtract", {r.constant_int(a.length - 1 - ahead, counter), args[0]}, counter);

@@ -41,6 +41,8 @@ struct HostCopy {
   double times = 1;        // executions per run
   int64_t overlapped = 0;  // products, fusions and calls that the program starts between its start and its end
   int64_t after = 0;       // products that the same body of a loop, or the program outside loops, starts before it
+
+  double bytes_of_run() const { return static_cast<double>(bytes) * times; }
 };
 
 struct Operations {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/cli/command.h"
+#include "tests/cli/flux_model.h"
 
 namespace md {
 namespace {
@@ -95,17 +96,10 @@ TEST(CompileAheadForGpus, WhatDoesNotFitTheCardIsAnErrorWithBothNumbers) {
 // Two blocks of both types, 1536 wide, all in the host's memory.
 TEST(CompileAheadForGpus, ThePlanCountsTheTimeOfCopiesOfSwappedBlocks) {
   const TemporaryFolder folder;
-  std::filesystem::copy(MD_SOURCE_DIR "/tests/golden/flux/dev", folder.path(),
-                        std::filesystem::copy_options::recursive);
-  std::filesystem::remove(folder / "transformer/diffusion_pytorch_model.safetensors");
-  write_file_atomic(folder / "transformer/config.json", R"({"_class_name": "FluxTransformer2DModel",
-    "num_attention_heads": 12, "attention_head_dim": 128, "axes_dims_rope": [16, 56, 56], "in_channels": 64,
-    "num_layers": 2, "num_single_layers": 2, "joint_attention_dim": 12, "pooled_projection_dim": 16,
-    "guidance_embeds": true})");
-  const Outcome o = maxdiffusion({"plan", MD_SOURCE_DIR "/configs/base_flux_dev.yml",
-                                  "pretrained_model_name_or_path=" + folder.path(), "train_lora=true", "lora_rank=4",
-                                  "weights_dtype=bfloat16", "scan_layers=true", "blocks_to_swap=4", "resolution=64",
-                                  "max_sequence_length=32", "hardware=gpu", "topology=1x1x1", "gpu_type=h200"});
+  const Outcome o =
+      maxdiffusion({"plan", MD_SOURCE_DIR "/configs/base_flux_dev.yml", flux_model(folder, {12, 128, "16, 56, 56", 2}),
+                    "train_lora=true", "lora_rank=4", "weights_dtype=bfloat16", "scan_layers=true", "blocks_to_swap=4",
+                    "resolution=64", "max_sequence_length=32", "hardware=gpu", "topology=1x1x1", "gpu_type=h200"});
   MD_SKIP_WITHOUT_COMPILER(o);
   ASSERT_EQ(o.status, 0) << o.err;
   // Of two streams eight projections of the attention, two feed-forward layers and two modulations; of one stream

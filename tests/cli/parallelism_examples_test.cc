@@ -4,6 +4,7 @@
 
 #include "maxdiffusion/base/files.h"
 #include "tests/cli/command.h"
+#include "tests/cli/flux_model.h"
 
 namespace md {
 namespace {
@@ -40,16 +41,9 @@ Outcome compile_images(std::vector<std::string> words) {
 /// A FLUX.1 model with one block of each type and 8 heads, head_dim 16.
 Outcome compile_flux(std::vector<std::string> words) {
   const TemporaryFolder folder;
-  std::filesystem::copy(MD_SOURCE_DIR "/tests/golden/flux/dev", folder.path(),
-                        std::filesystem::copy_options::recursive);
-  std::filesystem::remove(folder / "transformer/diffusion_pytorch_model.safetensors");
-  write_file_atomic(folder / "transformer/config.json", R"({"_class_name": "FluxTransformer2DModel",
-    "num_attention_heads": 8, "attention_head_dim": 16, "axes_dims_rope": [4, 6, 6], "in_channels": 64,
-    "num_layers": 1, "num_single_layers": 1, "joint_attention_dim": 12, "pooled_projection_dim": 16,
-    "guidance_embeds": true})");
   words.insert(words.begin(), {"compile", MD_SOURCE_DIR "/configs/base_flux_dev.yml", "train_new_flux=true",
-                               "pretrained_model_name_or_path=" + folder.path(), "resolution=64",
-                               "max_sequence_length=32", "topology=v5p:2x2x1"});
+                               flux_model(folder, {8, 16, "4, 6, 6", 1}), "resolution=64", "max_sequence_length=32",
+                               "topology=v5p:2x2x1"});
   return maxdiffusion(words);
 }
 

@@ -94,9 +94,9 @@ void check_swapped(const pjrt::Topology& devices, const Stack& stack, int64_t by
     fmt::print("  {} bytes, {:g} times, with {} of other work, after {} products\n", c.bytes, c.times, c.overlapped,
                c.after);
     EXPECT_LE(c.bytes, bytes_of_block);
-    copied += static_cast<double>(c.bytes) * c.times;
-    overlapped += static_cast<double>(c.bytes) * c.times * (c.overlapped > 0);
-    if (c.times > 1 && c.after == 0) first += static_cast<double>(c.bytes) * c.times;
+    copied += c.bytes_of_run();
+    if (c.overlapped > 0) overlapped += c.bytes_of_run();
+    if (c.times > 1 && c.after == 0) first += c.bytes_of_run();
   }
   // Forward and backward loop: each block once, and one that is not read. Before the loop nothing else runs.
   EXPECT_EQ(copied, static_cast<double>(2 * (stack.swapped + 1) * bytes_of_block));
