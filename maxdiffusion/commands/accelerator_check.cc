@@ -19,6 +19,7 @@
 #include "maxdiffusion/base/exit_status.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/median.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/commands/command.h"
@@ -79,12 +80,6 @@ double number(const std::string& text, const std::string& pattern, double none =
   double found = none;
   for (std::sregex_iterator i(text.begin(), text.end(), form), end; i != end; ++i) found = std::stod((*i)[1].str());
   return found;
-}
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  std::ranges::sort(values);
-  return values[values.size() / 2];
 }
 
 std::string gib(double bytes) { return bytes < 0 ? "–" : fmt::format("{:.2f}", bytes / (1 << 30)); }

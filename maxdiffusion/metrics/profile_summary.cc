@@ -7,6 +7,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/median.h"
 #include "maxdiffusion/metrics/xplane.pb.h"
 
 namespace md {
@@ -34,13 +35,6 @@ std::vector<Interval> events_of(const xplane::XPlane& plane, const xplane::XLine
 }
 
 double seconds(int64_t picoseconds) { return static_cast<double>(picoseconds) / 1e12; }
-
-double median(std::vector<double> values) {
-  if (values.empty()) return 0;
-  const auto middle = values.begin() + static_cast<long>(values.size() / 2);
-  std::ranges::nth_element(values, middle);
-  return *middle;
-}
 
 /// Whether a line of a device's plane repeats the kernels of other lines, by step, program or scope.
 bool repeats(const std::string& line) {

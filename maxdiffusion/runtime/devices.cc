@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/median.h"
 #include "maxdiffusion/base/trace.h"
 #include "maxdiffusion/kernels/kernels.h"
 #include "maxdiffusion/kernels/processor.h"
@@ -65,9 +66,7 @@ double seconds_alone(const std::shared_ptr<pjrt::Client>& client, const Graph& g
       for (const pjrt::Buffer& shard : array.shards()) shard.wait();
     if (i >= 0) seconds.push_back(std::chrono::duration<double>(std::chrono::steady_clock::now() - began).count());
   }
-  const auto middle = seconds.begin() + std::ssize(seconds) / 2;
-  std::ranges::nth_element(seconds, middle);
-  return *middle;
+  return median(std::move(seconds));
 }
 
 }  // namespace
