@@ -99,14 +99,13 @@ MemoryFit fit_memory(const std::vector<MemoryChange>& changes, int64_t limit,
   }
   if (!done) return fit;
   MemoryTrial best = fit.trials.back();
-  // Changes whose settings a later change overrides have no effect.
-  const auto replaced = [&](size_t i) {
-    return std::ranges::any_of(made, [&](size_t j) {
-      return j > i && std::ranges::all_of(changes[i].settings,
-                                          [&](const auto& s) { return changes[j].settings.contains(s.first); });
-    });
+  const auto replaces = [&](size_t later, size_t i) {
+    return later > i && std::ranges::all_of(changes[i].settings,
+                                            [&](const auto& s) { return changes[later].settings.contains(s.first); });
   };
-  std::erase_if(best.changes, replaced);
+  // Changes whose settings a later change overrides have no effect.
+  std::erase_if(best.changes,
+                [&](size_t i) { return std::ranges::any_of(made, [&](size_t later) { return replaces(later, i); }); });
   // The last change was needed; changes without cost are kept.
   std::vector<size_t> others = best.changes;
   if (!others.empty()) others.pop_back();
@@ -115,7 +114,13 @@ MemoryFit fit_memory(const std::vector<MemoryChange>& changes, int64_t limit,
   for (size_t i : others) {
     std::vector<size_t> without = best.changes;
     std::erase(without, i);
-    if (fits(without)) best = fit.trials.back();
+    std::vector<std::vector<size_t>> faster = {without};
+    for (size_t instead : made)
+      if (replaces(i, instead)) {
+        faster.push_back(without);
+        faster.back().insert(std::ranges::upper_bound(faster.back(), instead), instead);
+      }
+    if (std::ranges::any_of(faster, fits)) best = fit.trials.back();
   }
   fit.best = best;
   return fit;

@@ -43,8 +43,8 @@ struct MemoryFit {
   std::vector<MemoryTrial> trials;       // in the order of the attempts
   std::optional<MemoryTrial> best = {};  // none: nothing fits
 };
-/// Applies changes cumulatively until `need` is at most `limit` bytes, skipping impossible ones; then removes those
-/// that are not needed, most expensive first. Calls `need` once for each combination.
+/// Applies changes cumulatively until `need` is at most `limit` bytes, skipping impossible ones; then, most expensive
+/// first, removes those that are not needed, or puts an earlier change of the same keys in their place.
 MemoryFit fit_memory(const std::vector<MemoryChange>& changes, int64_t limit,
                      const std::function<MemoryNeed(const std::vector<size_t>&)>& need);
 

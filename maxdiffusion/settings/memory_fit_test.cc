@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
+
 #include "maxdiffusion/base/error.h"
 
 namespace md {
@@ -59,11 +61,13 @@ struct Savings {
   }
   MemoryFit fit(int64_t limit) const {
     return fit_memory(changes, limit, [&](const std::vector<size_t>& set) -> MemoryNeed {
-      int64_t bytes = 100;
+      std::map<std::string, int64_t> by_key;  // of each key the last change
       for (size_t i : set) {
         if (saved[i] < 0) return {};
-        bytes -= saved[i];
+        by_key[changes[i].settings.begin()->first] = saved[i];
       }
+      int64_t bytes = 100;
+      for (const auto& [key, saves] : by_key) bytes -= saves;
       return bytes > 95 ? kMoreThanADevice : bytes;
     });
   }
@@ -91,8 +95,18 @@ TEST(MemoryFit, AChangeThatALaterOneReplacesIsNotNamed) {
   Savings s;
   s.add("batch", 10, 0.02);
   s.add("batch", 30, 0.03);
-  s.saved[0] = 0;
   EXPECT_EQ(s.fit(70).best->changes, (std::vector<size_t>{1}));
+}
+
+TEST(MemoryFit, AFasterValueOfAKeyComesBackIfLaterChangesSaveEnough) {
+  Savings s;
+  s.add("base", 20, 0.05);  // int8
+  s.add("remat", 10, 0.3);
+  s.add("base", 30, 0.1);  // nf4
+  s.add("swap", 30, 0.5);
+  EXPECT_EQ(s.fit(65).best->changes, (std::vector<size_t>{1, 2}));
+  EXPECT_EQ(s.fit(50).best->changes, (std::vector<size_t>{0, 3}));
+  EXPECT_EQ(s.fit(45).best->changes, (std::vector<size_t>{2, 3}));
 }
 
 TEST(MemoryFit, SizesHaveAUnit) {
