@@ -83,6 +83,27 @@ TEST_F(FewBits, AConvertedDenoiserIsReadBackAsCloseAsItsTypeSaysAndSamples) {
   EXPECT_LT(fs::file_size(t / "d.gguf"), fs::file_size(t / "c.gguf"));
 }
 
+// As those that stable-diffusion.cpp reads and writes.
+TEST_F(FewBits, AWholePipelineIsOneGgufFileWithItsOriginalNames) {
+  copy("pipelines/sd");
+  const HostArray images = sample({});
+  for (const auto& [dtype, most] : {std::pair{"float32", 0.0}, {"q8_0", 0.01}}) {
+    const std::string file = t / (std::string(dtype) + ".gguf");
+    const Outcome o = convert(folder, file, {std::string("dtype=") + dtype});
+    ASSERT_EQ(o.status, 0) << o.err;
+    const SafetensorsReader written = SafetensorsReader::open(file);
+    for (const char* name :
+         {"model.diffusion_model.input_blocks.0.0.weight", "first_stage_model.decoder.conv_in.weight",
+          "cond_stage_model.transformer.text_model.embeddings.token_embedding.weight"})
+      EXPECT_EQ(written.tensors().count(name), 1U) << name;
+    const HostArray with = sample({"pretrained_model_name_or_path=" + file, "single_file_config=" + folder});
+    ASSERT_TRUE(with && images);
+    const double apart = relative_distance(with, images);
+    EXPECT_LE(apart, most);
+    EXPECT_EQ(apart > 0, most > 0);
+  }
+}
+
 TEST_F(FewBits, AConvertedQwenEncoderHasLlamasNamesAndIsReadBack) {
   write_wide_folder("zimage/base", folder, kWideQwen3, "text_encoder");
   const HostArrays before = SafetensorsReader::open(folder + "/text_encoder").tensors();
