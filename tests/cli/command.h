@@ -14,6 +14,13 @@
 
 namespace md {
 
+/// Whether a process can run with little address space: sanitizers reserve terabytes.
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+inline constexpr bool kAddressSpaceCanBeLimited = false;
+#else
+inline constexpr bool kAddressSpaceCanBeLimited = true;
+#endif
+
 struct Outcome {
   int status = -1;  // exit status; 128 + signal when killed
   std::string out, err;

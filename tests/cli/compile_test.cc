@@ -76,9 +76,7 @@ TEST(CompileAhead, WhatDoesNotFitIsAnErrorWithBothNumbers) {
 }
 
 TEST(Plan, SaysWhatWouldMakeAStepFit) {
-#if defined(__SANITIZE_ADDRESS__)
-  GTEST_SKIP() << "the sanitizer reserves more memory than a process of this test may have";
-#endif
+  if (!kAddressSpaceCanBeLimited) GTEST_SKIP() << "the sanitizer reserves more than this test allows";
   // Needs 6.5 GiB, nearly all of it activations saved for the backward pass.
   const Outcome o = shell("ulimit -v 5000000; " MD_BINARY_DIR "/maxdiffusion plan " + kConfig + " " + kModel +
                           " activations_dtype=float32 scan_layers=true per_device_batch_size=600 "
