@@ -90,6 +90,7 @@ void check_records(const DataPlan& plan, bool upscales, const Family& family) {
 
 /// Traces the training step and opens all weights by name and shape. The autoencoder's weights are also read.
 void check_weights(ModelComponents& m, const TrainPlan& plan) {
+  check_trained_weights(m, plan);
   const StepPrograms programs(m.devices(), pointers(plan.tasks), plan.loop.step, "train");
   initial_values(m, plan, programs.params());
   for (const auto& [name, component] : m.folder().components()) {

@@ -54,6 +54,7 @@ OpenedRun open_models(const TrainingRequest& r) {
   TrainPlan plan = plan_training(r, *models);
   if (plan.samples) check_samples_of_run(*models, plan.samples->sampling);
   if (plan.eval) check_held_out(plan);
+  check_trained_weights(*models, plan);
   if (r.run.is_coordinator) check_outputs(r.run, plan.data.cache_dir);
   return {std::move(models), std::move(plan)};
 }

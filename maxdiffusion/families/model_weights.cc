@@ -182,6 +182,22 @@ std::string ModelWeights::location(const std::string& component) const {
   return replaced_.contains(component) || found == locations_.end() ? "" : found->second;
 }
 
+void ModelWeights::check_not_quantized(const std::string& component) const {
+  const std::string from = location(component);
+  if (from.empty()) return;
+  const SafetensorsReader file = SafetensorsReader::open(from);
+  for (const auto& [tensor, array] : file.tensors()) {
+    const FoundFormat found = format_of(file.tensors(), tensor);
+    const bool few_bits = found.format || (is_float(array.dtype()) && size_of(array.dtype()) == 1);
+    if (!few_bits) continue;
+    throw Error(Code::invalid_config,
+                fmt::format("{}: weights in few bits are not trained, and '{}' in '{}' is {}; expected 16 or 32 bits",
+                            component, tensor, from,
+                            found.format ? std::string(found.format->name) : std::string(to_string(array.dtype()))))
+        .note("try: train_lora=true, or train what convert makes of the file with dtype=bfloat16");
+  }
+}
+
 std::vector<std::string> ModelWeights::linkable(const ParamTable& params, const std::string& component) const {
   const std::string from = location(component);
   if (from.empty() || !std::filesystem::is_directory(from)) return {};

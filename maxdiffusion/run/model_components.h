@@ -32,6 +32,8 @@ class ModelComponents {
   /// Devices of the frozen models: those of this process, which it uses independently of other processes.
   const Devices& local_devices() const { return local_devices_; }
   DeviceCounts device_counts() const { return {devices_.count(), devices_.replicas()}; }
+  /// As ModelWeights::check_not_quantized.
+  void check_not_quantized(const std::string& component) const { model_.weights.check_not_quantized(component); }
   /// As ModelWeights::open. For the autoencoder, the table may hold only some parameters, such as the encoder's.
   std::function<NamedShards()> open_weights(const ParamTable& params, const std::string& component);
   /// Random initial values, also if there are files.

@@ -32,6 +32,12 @@ LearnedEmbeddings learned(const TrainPlan& plan, const ParamTable& params, const
 
 }  // namespace
 
+void check_trained_weights(const ModelComponents& m, const TrainPlan& plan) {
+  if (plan.lora || plan.inversion) return;
+  for (const auto& [name, component] : m.folder().components())
+    if (plan.trains(name)) m.check_not_quantized(name);
+}
+
 std::function<NamedShards()> initial_values(ModelComponents& m, const TrainPlan& plan, const ParamTable& params) {
   auto base = std::make_shared<const ParamTable>(base_params(params));
   std::set<std::string> components;

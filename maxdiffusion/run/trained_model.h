@@ -5,6 +5,9 @@
 
 namespace md {
 
+/// Throws invalid_config if a component is trained, other than by LoRA or for an embedding, and its files have few
+/// bits.
+void check_trained_weights(const ModelComponents& models, const TrainPlan& plan);
 /// Initial values of all parameters of the training step, created when the result is called; `params` must live until
 /// then. Throws io immediately if weights or layers are missing.
 std::function<NamedShards()> initial_values(ModelComponents& models, const TrainPlan& plan, const ParamTable& params);

@@ -260,6 +260,36 @@ TEST_F(FewBits, ABaseInFewBitsIsNotTrained) {
   EXPECT_TRUE(contains(o.err, "base_weights_dtype needs train_lora: weights in few bits are not trained")) << o.err;
 }
 
+TEST_F(FewBits, AFileInFewBitsIsNotTrainedButALoraBesideItIs) {
+  write_wide_folder("flux/dev", folder, kWideFlux);
+  const auto train = [&](const std::string& file, std::vector<std::string> words) {
+    words.insert(words.begin(),
+                 {"train", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "pretrained_model_name_or_path=" + folder,
+                  "unet_checkpoint=" + file, "output_dir=" + t.path(), "run_name=a", "dataset_type=synthetic",
+                  "resolution=16", "max_sequence_length=12", "max_train_steps=1", "learning_rate=1e-3"});
+    return maxdiffusion(words);
+  };
+  for (const auto& [name, dtype] : {std::pair{"a.gguf", "q8_0"}, {"a.safetensors", "float8_e4m3fn"}}) {
+    const std::string file = t / name;
+    ASSERT_EQ(convert(folder, file, {"component=transformer", std::string("dtype=") + dtype}).status, 0);
+    Outcome o = train(file, {});
+    EXPECT_EQ(o.status, 2);
+    EXPECT_TRUE(contains(o.err, "transformer: weights in few bits are not trained, and '")) << o.err;
+    EXPECT_TRUE(contains(o.err, "' in '" + file + "' is ")) << o.err;
+    EXPECT_TRUE(contains(o.err, "try: train_lora=true")) << o.err;
+    EXPECT_FALSE(exists(t / "a/config.yml"));
+    o = train(file, {"train_lora=true"});
+    EXPECT_EQ(o.status, 0) << o.err;
+    fs::remove_all(t / "a");
+  }
+  const std::string plain = t / "plain.safetensors";
+  ASSERT_EQ(
+      convert(t / "a.gguf", plain, {"component=transformer", "dtype=bfloat16", "single_file_config=" + folder}).status,
+      0);
+  const Outcome o = train(plain, {});
+  EXPECT_EQ(o.status, 0) << o.err;
+}
+
 TEST_F(FewBits, BlocksAreSwappedOnlyWhereTheyCanBe) {
   write_wide_folder("flux/dev", folder, kWideFlux);
   // A CPU's memory is the host's.
