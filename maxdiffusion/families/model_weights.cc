@@ -194,7 +194,11 @@ void ModelWeights::check_not_quantized(const std::string& component) const {
                 fmt::format("{}: weights in few bits are not trained, and '{}' in '{}' is {}; expected 16 or 32 bits",
                             component, tensor, from,
                             found.format ? std::string(found.format->name) : std::string(to_string(array.dtype()))))
-        .note("try: train_lora=true, or train what convert makes of the file with dtype=bfloat16");
+        .note(std::filesystem::is_directory(from)
+                  ? "try: train_lora=true, or convert the model folder with dtype=bfloat16 and train that"
+                  : fmt::format("try: train_lora=true, or convert {} OUT.safetensors component={} "
+                                "single_file_config=FOLDER dtype=bfloat16 and train OUT.safetensors",
+                                from, component));
   }
 }
 

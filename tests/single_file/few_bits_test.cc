@@ -276,7 +276,9 @@ TEST_F(FewBits, AFileInFewBitsIsNotTrainedButALoraBesideItIs) {
     EXPECT_EQ(o.status, 2);
     EXPECT_TRUE(contains(o.err, "transformer: weights in few bits are not trained, and '")) << o.err;
     EXPECT_TRUE(contains(o.err, "' in '" + file + "' is ")) << o.err;
-    EXPECT_TRUE(contains(o.err, "try: train_lora=true")) << o.err;
+    EXPECT_TRUE(contains(o.err, "try: train_lora=true, or convert " + file +
+                                    " OUT.safetensors component=transformer single_file_config=FOLDER dtype=bfloat16"))
+        << o.err;
     EXPECT_FALSE(exists(t / "a/config.yml"));
     o = train(file, {"train_lora=true"});
     EXPECT_EQ(o.status, 0) << o.err;
