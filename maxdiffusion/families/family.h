@@ -132,7 +132,7 @@ class Family {
   const FamilySpec& spec() const { return spec_; }
 
   /// Encodes text_fields of B captions, and seen_field inputs of their reference images, to FamilySpec::conditioning.
-  /// `clip_skip`: number of the text encoders' last layers to skip. Throws invalid_config if they have too few layers.
+  /// `clip_skip`: number of the text encoders' last layers to skip, 0 to FamilySpec::most_clip_skip.
   virtual Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const = 0;
   /// The denoiser's prediction, f32 of x's sizes, for noisy, scaled latents x at times t [B]. FamilySpec::denoiser
   /// names it in `models`, also if another expert predicts.

@@ -105,6 +105,7 @@ struct FamilySpec {
   /// Field s32 [] next to the first one where texts of a batch have unequal numbers of chunks: the rows that are
   /// tokens.
   static constexpr const char* kChunkRows = "prompt_rows";
+  int64_t most_clip_skip = 0;      // number of the text encoders' last layers that clip_skip may skip
   bool zero_empty_prompt = false;  // without a negative prompt, unconditional embeddings are 0, not the empty text's
   /// guidance_scale is an input of the denoiser, which is distilled to predict the guided output.
   bool embedded_guidance = false;

@@ -116,11 +116,8 @@ class Flux final : public Family {
         clip_(clip_config(folder, spec().text_encoders[0])),
         t5_(folder.config<T5Config>(kT5)) {}
 
-  /// T5 attends to the padding, as in these models' training. Only the pooled last layer of CLIP is used, so clip_skip
-  /// must be 0.
-  Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const override {
-    check(clip_skip == 0, Code::invalid_config, "clip_skip is {}; expected 0: these text encoders are used whole",
-          clip_skip);
+  /// T5 attends to the padding, as in these models' training. Only the pooled last layer of CLIP is used.
+  Conditioning encode_text(const Models& models, const Conditioning& text, int64_t /*clip_skip*/) const override {
     return {{kPrompt, t5_encoder(models(kT5), t5_, text.at(kIds2))},
             {kPooled, cast(clip_text(models(kClip), clip_, text.at(kIds)).pooled, DType::f32)}};
   }

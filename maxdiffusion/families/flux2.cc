@@ -119,9 +119,7 @@ class Flux2 final : public Family {
         layers_(layers_of(folder)),
         references_(spec().size_multiple(), folder.option<int64_t>("reference_resolution", 1024)) {}
 
-  Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const override {
-    check(clip_skip == 0, Code::invalid_config,
-          "clip_skip is {}; expected 0: text_encoder_out_layers selects the layers", clip_skip);
+  Conditioning encode_text(const Models& models, const Conditioning& text, int64_t /*clip_skip*/) const override {
     const std::vector<Tensor> states =
         decoder_hidden_states(models(kEncoder), qwen3_, text.at(kIds), layers_, sum(text.at(kMask), {1}));
     return {{kPrompt, cast(concatenate(states, 2), DType::f32)}};

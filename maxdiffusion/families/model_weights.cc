@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
@@ -182,11 +183,14 @@ std::string ModelWeights::location(const std::string& component) const {
   return replaced_.contains(component) || found == locations_.end() ? "" : found->second;
 }
 
-void ModelWeights::check_not_quantized(const std::string& component) const {
+void ModelWeights::check_not_quantized(const ModelFolder& folder, const std::string& component) const {
   const std::string from = location(component);
   if (from.empty()) return;
   const SafetensorsReader file = SafetensorsReader::open(from);
-  for (const auto& [tensor, array] : file.tensors()) {
+  std::set<std::string> taken;  // a file may hold other models, in other types
+  match_weights(component, folder.components().at(component), file, from, {.allow_unused = true, .matched = &taken});
+  for (const std::string& tensor : taken) {
+    const HostArray& array = file.tensors().at(tensor);
     const FoundFormat found = format_of(file.tensors(), tensor);
     const bool few_bits = found.format || (is_float(array.dtype()) && size_of(array.dtype()) == 1);
     if (!few_bits) continue;

@@ -106,8 +106,9 @@ class ModelWeights {
 
   /// Throws io naming the first of these components whose weights are missing.
   void check_present(const std::vector<std::string>& components) const;
-  /// Throws invalid_config naming the first tensor in few bits of a component's files. Reads headers only.
-  void check_not_quantized(const std::string& component) const;
+  /// Throws invalid_config naming the first tensor in few bits that a component takes from its files. Reads headers
+  /// only.
+  void check_not_quantized(const ModelFolder& folder, const std::string& component) const;
   /// Folder or file of a component's weights; empty: they are random, or were set.
   std::string location(const std::string& component) const;
   /// The files of a component's weights, including an index, if diffusers can read a model folder with these files:

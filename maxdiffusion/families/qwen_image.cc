@@ -245,9 +245,7 @@ class QwenImage final : public Family {
       references_.emplace(folder, variant, spec().text_encoders[0].tokenizer);
   }
 
-  Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const override {
-    check(clip_skip == 0, Code::invalid_config, "clip_skip is {}, but this text encoder has no other layer to read",
-          clip_skip);
+  Conditioning encode_text(const Models& models, const Conditioning& text, int64_t /*clip_skip*/) const override {
     const int64_t before = spec().text_encoders[0].template_tokens;
     std::vector<ImageInText> images;
     if (references_) images = references_->places(ReferenceImages::seen_of(text), before);

@@ -217,8 +217,12 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
     spec.text_encoders.back().second_prompt = true;
     spec.lora.kohya_version = "sdxl_base_v1-0";
   }
-  for (const std::string& component : spec.text_components())
-    spec.chunk_widths.push_back(folder.config<ClipTextConfig>(component).hidden_size);
+  spec.most_clip_skip = clip.num_hidden_layers;
+  for (const std::string& component : spec.text_components()) {
+    const auto& encoder = folder.config<ClipTextConfig>(component);
+    spec.chunk_widths.push_back(encoder.hidden_size);
+    if (two || micro) spec.most_clip_skip = std::min(spec.most_clip_skip, encoder.num_hidden_layers - 1);
+  }
   if (micro) {
     const int64_t pooled = folder.config<ClipTextConfig>(kText2).projection_dim,
                   sizes = unet.projection_class_embeddings_input_dim - pooled, each = unet.addition_time_embed_dim;
@@ -265,10 +269,7 @@ class StableDiffusion final : public Family {
     }
     if (!two) return {{kPrompt, cast(clip_skip > 0 ? outs[0].skipped : outs[0].last_hidden_state, DType::f32)}};
     auto before_last = [clip_skip](const ClipTextOutput& o) {
-      const int64_t layers = static_cast<int64_t>(o.hidden_states.size()) - 1;
-      check(clip_skip >= 0 && clip_skip < layers, Code::invalid_config,
-            "clip_skip is {}; expected 0 to {}, one less than the layers of the text encoder", clip_skip, layers - 1);
-      return o.hidden_states[static_cast<size_t>(layers - 1 - clip_skip)];
+      return o.hidden_states.at(o.hidden_states.size() - 2 - static_cast<size_t>(clip_skip));
     };
     std::vector<Tensor> states;
     for (const ClipTextOutput& o : outs) states.push_back(before_last(o));

@@ -73,9 +73,7 @@ class ZImage final : public Family {
         transformer_(folder.config<ZImageTransformerConfig>(kTransformer)),
         qwen3_(folder.config<Qwen3Config>(kEncoder)) {}
 
-  Conditioning encode_text(const Models& models, const Conditioning& text, int64_t clip_skip) const override {
-    check(clip_skip == 0, Code::invalid_config,
-          "clip_skip is {}; expected 0: this text encoder has no other layer to read", clip_skip);
+  Conditioning encode_text(const Models& models, const Conditioning& text, int64_t /*clip_skip*/) const override {
     const std::vector<Tensor> states =
         decoder_hidden_states(models(kEncoder), qwen3_, text.at(kIds), {qwen3_.num_hidden_layers - 1});
     return {{kPrompt, cast(states[0], DType::f32)}, {kLengths, sum(text.at(kMask), {1})}};

@@ -222,6 +222,10 @@ SampleOptions sample_options(const SampleRequest& r, const Family& family, const
   o.prompt_syntax = r.prompt_syntax;
   set_guidance(r, family, o);
   o.num_inference_steps = r.num_inference_steps;
+  const int64_t most_skip = family.spec().most_clip_skip;
+  check(r.clip_skip >= 0 && r.clip_skip <= most_skip, Code::invalid_config, "clip_skip is {}; expected {}", r.clip_skip,
+        most_skip > 0 ? fmt::format("0 to {}, layers of this model's text encoder", most_skip)
+                      : "0: this model's text encoder has no other layer to read");
   o.clip_skip = r.clip_skip;
   o.step_by_step = !r.scan_diffusion_loop;
   const std::array<int64_t, 2> whole = {o.size.height, o.size.width};

@@ -33,7 +33,9 @@ class ModelComponents {
   const Devices& local_devices() const { return local_devices_; }
   DeviceCounts device_counts() const { return {devices_.count(), devices_.replicas()}; }
   /// As ModelWeights::check_not_quantized.
-  void check_not_quantized(const std::string& component) const { model_.weights.check_not_quantized(component); }
+  void check_not_quantized(const std::string& component) const {
+    model_.weights.check_not_quantized(folder(), component);
+  }
   /// As ModelWeights::open. For the autoencoder, the table may hold only some parameters, such as the encoder's.
   std::function<NamedShards()> open_weights(const ParamTable& params, const std::string& component);
   /// Random initial values, also if there are files.

@@ -476,6 +476,20 @@ TEST_F(Samplers, NamesThatAreNoneAreRefusedWithTheList) {
   }
 }
 
+TEST_F(Samplers, ClipSkipIsAtMostTheTextEncodersLayers) {
+  const std::string golden = MD_SOURCE_DIR "/tests/golden/", xl = golden + "pipelines/sdxl", flux = golden + "flux/dev";
+  for (const auto& [model, skip, message] :
+       {std::tuple{&kModel, "-1", "clip_skip is -1; expected 0 to 3, layers of this model's text encoder"},
+        {&kModel, "4", "clip_skip is 4; expected 0 to 3, layers"},
+        {&xl, "3", "clip_skip is 3; expected 0 to 2, layers"},
+        {&flux, "1", "clip_skip is 1; expected 0: this model's text encoder has no other layer to read"}}) {
+    const Outcome o = sample(*model, {std::string("clip_skip=") + skip});
+    EXPECT_EQ(o.status, 2);
+    EXPECT_TRUE(contains(o.err, message)) << o.err;
+  }
+  EXPECT_EQ(sample(kModel, {"clip_skip=3"}).status, 0);
+}
+
 TEST_F(Samplers, ImagesCarryTheirSettingsAndAreGeneratedAgainToTheBit) {
   const std::string folder = model(scheduler_config("sd15")), out = t / "out";
   std::vector<std::string> words = {"prompt=[\"a: (heart) # [x]\", \"blue\"]",

@@ -292,6 +292,30 @@ TEST_F(FewBits, AFileInFewBitsIsNotTrainedButALoraBesideItIs) {
   EXPECT_EQ(o.status, 0) << o.err;
 }
 
+TEST_F(FewBits, AFileWhoseTextEncoderAloneIsInFewBitsIsTrained) {
+  write_wide_folder("flux/dev", folder, kWideFlux);
+  ASSERT_EQ(convert(folder, t / "plain.safetensors", {"component=transformer"}).status, 0);
+  HostArrays all;
+  for (const auto& [name, array] : SafetensorsReader::open(t / "plain.safetensors").tensors())
+    all["model.diffusion_model." + name] = array;
+  const auto train = [&] {
+    write_safetensors(t / "whole.safetensors", all);
+    return maxdiffusion({"train", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                         "pretrained_model_name_or_path=" + folder, "unet_checkpoint=" + (t / "whole.safetensors"),
+                         "output_dir=" + t.path(), "run_name=a", "dataset_type=synthetic", "resolution=16",
+                         "max_sequence_length=12", "max_train_steps=1", "learning_rate=1e-3"});
+  };
+  all["text_encoders.t5xxl.transformer.shared.weight"] = HostArray(Shape{DType::f32, {32, 32}}).cast(DType::f8e4m3fn);
+  Outcome o = train();
+  EXPECT_EQ(o.status, 0) << o.err;
+  HostArray& taken = all.at("model.diffusion_model.double_blocks.0.img_attn.proj.weight");
+  taken = taken.cast(DType::f8e4m3fn);
+  fs::remove_all(t / "a");
+  o = train();
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "'model.diffusion_model.double_blocks.0.img_attn.proj.weight' in '")) << o.err;
+}
+
 TEST_F(FewBits, BlocksAreSwappedOnlyWhereTheyCanBe) {
   write_wide_folder("flux/dev", folder, kWideFlux);
   // A CPU's memory is the host's.
