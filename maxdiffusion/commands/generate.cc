@@ -179,7 +179,8 @@ bool equal_but_for_texts(const GenerateItem& a, const GenerateItem& b) {
   const auto counts = [](const SampleRequest& r) {
     return std::array{r.prompt.size(), r.negative_prompt.size(), r.prompt_2.size(), r.negative_prompt_2.size()};
   };
-  return rest(a) == rest(b) && counts(a.sampling.request) == counts(b.sampling.request);
+  return text_of_files(a.lora) == text_of_files(b.lora) && rest(a) == rest(b) &&
+         counts(a.sampling.request) == counts(b.sampling.request);
 }
 
 /// Writes the samples of items that were one request.
@@ -246,36 +247,51 @@ std::set<std::string> write_sheet(const std::vector<HostArray>& cells, const Wor
   return {name};
 }
 
-/// Generates items with the same LoRA files in one pipeline. `first`: also checks all items before.
-void generate_with_one_pipeline(Items items, bool first, Work& work) {
-  const GeneratePlan& plan = work.plan;
+/// Throws what is wrong with an item before any is generated.
+void check_items(const GeneratePlan& plan, const DiffusionPipeline& pipeline,
+                 const std::function<SampleOptions(const GenerateItem&)>& options_of_item) {
+  const FamilySpec& spec = pipeline.family()->spec();
+  std::set<std::string> read = {text_of_files(plan.items[0].lora)};
+  for (const GenerateItem& item : plan.items)
+    naming(item, plan, [&] {
+      check_output_type(item.sampling.output_type, spec.videos());
+      if (plan.items.size() > 1) options_of_item(item);
+      if (read.insert(text_of_files(item.lora)).second) pipeline.check_loras(item.lora);
+    });
+}
+
+/// Generates into `folder`; `place`: final location of its files, possibly in a bucket.
+void generate_into(const std::string& folder, const std::string& place, const GeneratePlan& plan) {
+  check_writable(folder, "output_dir");
+  make_folders(folder);
+  Work work{plan, folder, plan.as_reference ? std::set<std::string>() : names_in(place)};
   PipelineOptions options = plan.pipeline;
-  options.lora = items[0].lora;
+  options.lora = plan.items[0].lora;
   DiffusionPipeline pipeline = DiffusionPipeline::load(plan.model, options);
   const Family& family = *pipeline.family();
   const int64_t devices = pipeline.devices().count();
-  const auto options_of_item = [&](const GenerateItem& item, const SampleRequest& request) {
-    return sample_options(request, family, pipeline.folder().scheduler_config(), item.sampling.batch, devices);
+  work.files = with_files({}, plan.items[0].sampling.files, !plan.pipeline.controlnets.empty(), true);
+  const auto options_of_item = [&](const GenerateItem& item) {
+    return sample_options(request_of(item, work, devices), family, pipeline.folder().scheduler_config(),
+                          item.sampling.batch, devices);
   };
-  if (first) work.files = with_files({}, items[0].sampling.files, !plan.pipeline.controlnets.empty(), true);
-  if (first)
-    for (const GenerateItem& item : plan.items)
-      naming(item, plan, [&] {
-        check_output_type(item.sampling.output_type, family.spec().videos());
-        if (plan.items.size() > 1) options_of_item(item, request_of(item, work, devices));
-      });
-  if (first)
-    plan.rules.warn_of_ignored(
-        {pipeline.folder(), family, pipeline.devices(), sample_size(request_of(items[0], work, devices), family)},
-        "generate");
+  check_items(plan, pipeline, options_of_item);
+  plan.rules.warn_of_ignored(
+      {pipeline.folder(), family, pipeline.devices(), sample_size(request_of(plan.items[0], work, devices), family)},
+      "generate");
   std::optional<Profile> profile;  // covers everything below
   if (plan.profile) profile.emplace(pipeline.devices());
-  while (!items.empty()) {
+  std::string loras = text_of_files(options.lora);
+  for (Items items = plan.items; !items.empty();) {
     std::vector<SampleRequest> requests = {request_of(items[0], work, devices)};
     naming(items[0], plan, [&] {
+      if (std::string its = text_of_files(items[0].lora); its != loras) {
+        pipeline.set_loras(items[0].lora);
+        loras = std::move(its);
+      }
       const bool alone = items.size() == 1 || !plan.axes.empty() || plan.as_reference || items[0].sampling.only_image ||
                          !plan.pipeline.added.refiner.empty() || !requests[0].decode;
-      if (alone || !may_be_joined(requests[0], options_of_item(items[0], requests[0]))) return;
+      if (alone || !may_be_joined(requests[0], options_of_item(items[0]))) return;
       const int64_t most = sampling_batch(items[0].sampling.batch, devices) / number_of_samples(requests[0]);
       while (std::ssize(requests) < most && requests.size() < items.size() &&
              equal_but_for_texts(items[0], items[requests.size()]))
@@ -286,20 +302,6 @@ void generate_with_one_pipeline(Items items, bool first, Work& work) {
     items = items.subspan(now.size());
   }
   if (profile) log_info("profile: {}", profile->write(work.folder + "/tensorboard"));
-}
-
-/// Generates into `folder`; `place`: final location of its files, possibly in a bucket.
-void generate_into(const std::string& folder, const std::string& place, const GeneratePlan& plan) {
-  check_writable(folder, "output_dir");
-  make_folders(folder);
-  Work work{plan, folder, plan.as_reference ? std::set<std::string>() : names_in(place)};
-  for (Items rest = plan.items; !rest.empty();) {
-    const auto other = std::ranges::find_if(
-        rest, [&](const GenerateItem& item) { return text_of_files(item.lora) != text_of_files(rest[0].lora); });
-    const auto n = static_cast<size_t>(other - rest.begin());
-    generate_with_one_pipeline(rest.first(n), rest.size() == plan.items.size(), work);
-    rest = rest.subspan(n);
-  }
   work.writer.wait();
   for (const std::vector<HostArray>& cells : work.sheets) work.existing.merge(write_sheet(cells, work));
 }

@@ -58,10 +58,10 @@ std::vector<ScaledLora> read_loras(const LoraKeys& keys, const ModelFolder& fold
         for (auto& [path, factor] : factors)
           factor *= std::ranges::count(text_encoders, component) > 0 ? l.text_scale.value_or(l.scale) : l.scale;
     }
-    log_info("LoRA {} with scale {}{}: {}", l.path, l.scale,
-             (l.text_scale ? fmt::format(", {} for the text encoders", *l.text_scale) : "") +
-                 (l.block_weights.empty() ? "" : ", by block " + l.block_weights),
-             summary(lora.file));
+    log_info_once("LoRA {} with scale {}{}: {}", l.path, l.scale,
+                  (l.text_scale ? fmt::format(", {} for the text encoders", *l.text_scale) : "") +
+                      (l.block_weights.empty() ? "" : ", by block " + l.block_weights),
+                  summary(lora.file));
   }
   return loras;
 }

@@ -19,7 +19,7 @@ std::vector<std::string> lora_components(const Family& family);
 LoraNames lora_names(const ModelFolder& folder, const Family& family);
 /// The parameters of a folder's models that LoRA files can change.
 LoraTargets lora_targets(const ModelFolder& folder, const Family& family);
-/// The matrices that the folder's own run has trained, then those of the keys. Logs each.
+/// The matrices that the folder's own run has trained, then those of the keys. Logs each once.
 std::vector<ScaledLora> read_loras(const LoraKeys& keys, const ModelFolder& folder, const Family& family);
 
 }  // namespace md

@@ -209,6 +209,9 @@ struct DiffusionPipeline::Impl {
     merge_loras(loras, of_component, values, out);
     return values;
   }
+  std::vector<ScaledLora> read_loras_of(const LoraKeys& keys) const {
+    return read_loras(keys, opened->folder, *models.family);
+  }
   /// SampleOptions::change_weights of LoRA files with steps.
   std::vector<std::string> change_weights(const ParamTable& params, int64_t step, int64_t steps) {
     LeftOut now;
@@ -321,6 +324,14 @@ struct DiffusionPipeline::Impl {
     if (keep_loaded) return;
     (models_of_stage.reset(), ...);
     return_freed_memory();
+  }
+
+  /// Without keep_loaded, frees all models from the devices.
+  void leave_all() {
+    if (keep_loaded) return;
+    denoiser = {};
+    adapter_encoders.clear();
+    leave(text, conditioner, autoencoder, previewer, upscaler);
   }
 
   /// Throws invalid_config unless each adapter of the pipeline has an image, and each image an adapter.
@@ -632,22 +643,34 @@ DiffusionPipeline DiffusionPipeline::load_on_same_devices(const DiffusionPipelin
 
 void DiffusionPipeline::set_loras(const LoraKeys& keys) {
   Impl& p = *impl_;
-  p.loras = read_loras(keys, p.opened->folder, *p.models.family);
+  p.loras = p.read_loras_of(keys);
   p.resting.clear();
   p.denoiser.weights.clear();
   if (p.text) p.text->forget_weights();
 }
 
+void DiffusionPipeline::check_loras(const LoraKeys& keys) const { impl_->read_loras_of(keys); }
+
 SampleResult DiffusionPipeline::generate(const SampleRequest& request) {
   Impl& p = *impl_;
-  try {
-    return p.refiner ? p.generate_refined(request) : p.generate(request, {});
-  } catch (Error& e) {
+  const auto sample = [&] { return p.refiner ? p.generate_refined(request) : p.generate(request, {}); };
+  const auto each = [&](auto&& act) {
     for (Impl* its : {&p, p.refiner.get()})
-      if (its) {
-        its->leave(its->text, its->conditioner, its->autoencoder, its->previewer, its->upscaler);
-        for (auto& [name, encoder] : its->adapter_encoders) its->leave(encoder);
-      }
+      if (its) act(*its);
+  };
+  bool again = false;
+  try {
+    try {
+      return sample();
+    } catch (const Error& e) {
+      again = e.code() == Code::out_of_memory && p.opened && p.keep_loaded;
+      if (!again) throw;
+      log_warning("{}: models are now loaded one at a time, for each request again", e.message());
+    }
+    each([](Impl& its) { its.keep_loaded = false, its.leave_all(); });
+    return sample();
+  } catch (Error& e) {
+    each([again](Impl& its) { its.leave_all(), its.keep_loaded |= again; });
     if (p.opened && e.code() == Code::device) note_damaged_weights(*p.opened, e);
     throw;
   }

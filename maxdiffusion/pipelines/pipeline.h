@@ -90,12 +90,15 @@ class DiffusionPipeline {
   /// scan_diffusion_loop: and of steps) compiles and reads nothing. Equal requests give equal bits, whatever was called
   /// before. Throws invalid_config, naming the key, before anything is computed if the model does not support the
   /// request. Later it throws Cancelled, what `progress` throws, device if samples are not finite, and out_of_memory.
-  /// The pipeline accepts further requests after any error.
+  /// With keep_loaded, if memory is used up, a warning says so and the request begins again without keep_loaded; if it
+  /// succeeds, keep_loaded stays off. The pipeline accepts further requests after any error.
   SampleResult generate(const SampleRequest& request);
 
   /// Replaces the LoRA files of a loaded pipeline, effective with the next request. Weights are read again; nothing is
   /// recompiled. Throws as load() does for LoRA files that do not fit, and keeps the old ones.
   void set_loras(const LoraKeys& keys);
+  /// Throws what set_loras would, and keeps the old files.
+  void check_loras(const LoraKeys& keys) const;
 
   const Devices& devices() const;
   const std::shared_ptr<const Family>& family() const;

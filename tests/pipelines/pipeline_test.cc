@@ -579,6 +579,31 @@ TEST_F(LoadedPipeline, AdaptersOfImagesAreCompiledAndReadOnce) {
   }
 }
 
+TEST_F(LoadedPipeline, LoadsModelsOneAtATimeWhereMemoryIsUsedUp) {
+  DiffusionPipeline pipeline = DiffusionPipeline::load(kSd, options);
+  const SampleResult expected = pipeline.generate(request);
+  int full = 0, most = 2;
+  request.progress = [&](SampleStage stage, int64_t, int64_t) {
+    if (stage == SampleStage::denoised && full++ < most) throw Error(Code::out_of_memory, "memory is used up");
+  };
+  EXPECT_THROW(pipeline.generate(request), Error);  // the request is too large in any case
+  EXPECT_EQ(full, 2);
+  EXPECT_TRUE(same(pipeline.generate(request).media, expected.media));
+  compiled = 0;
+  EXPECT_TRUE(same(pipeline.generate(request).media, expected.media));
+  EXPECT_EQ(compiled, 0);
+
+  full = 0, most = 1;
+  EXPECT_TRUE(same(pipeline.generate(request).media, expected.media));
+  EXPECT_EQ(full, 2);
+  EXPECT_EQ(compiled, 3);  // nothing was kept
+  EXPECT_TRUE(same(pipeline.generate(request).media, expected.media));
+  EXPECT_EQ(compiled, 6);
+  full = 0;  // now it is an error
+  EXPECT_THROW(pipeline.generate(request), Error);
+  EXPECT_EQ(full, 1);
+}
+
 TEST_F(LoadedPipeline, VideosOfBothExpertsStayOnTheDevices) {
   ask_for_video();
   for (const auto& [folder, most] : {std::pair{kWan, 4}, {kWan2, 5}}) {
@@ -714,6 +739,41 @@ TEST(PlanGenerate, LinesOfOneSizeAreCompiledOnce) {
   const auto pixels = [&](int i) { return pixels_of(t / fmt::format("out/image_{}.png", i)); };
   EXPECT_EQ(pixels(4), pixels(0));
   EXPECT_NE(pixels(2), pixels(0));
+}
+
+TEST(PlanGenerate, LinesWithOtherLoraFilesAreCompiledOnceAndCheckedFirst) {
+  const TemporaryFolder t;
+  make_folders(t / "loras");
+  const std::string golden = kGoldens + "pipelines/lora_kohya.safetensors";
+  std::filesystem::copy(golden, t / "loras/style.safetensors");
+  write_file_atomic(t / "loras/damaged.safetensors", "none");
+  write_file_atomic(t / "lines.txt", "one\none<lora:style:0.7>\none\none<lora:style:0.7>\n");
+  const auto config = [&](std::vector<std::string> words) {
+    words.insert(words.begin(), {"pretrained_model_name_or_path=" + kSdxl, "output_dir=" + (t / "out"), "height=16",
+                                 "width=16", "num_inference_steps=2"});
+    return RunConfig::load(MD_SOURCE_DIR "/tests/pipelines/generate.yml", words);
+  };
+  RunConfig c = config({"lora_dir=" + (t / "loras"), "prompt_file=" + (t / "lines.txt")});
+  std::map<std::string, int> compiled;
+  c.compile.uses = [&](const std::string& program) { ++compiled[program]; };
+  generate(generate_request(c));
+  EXPECT_EQ(compiled.size(), 3u);
+  for (const auto& [program, times] : compiled) EXPECT_EQ(times, 1) << program;
+  generate(generate_request(config({"prompt=one"})));
+  generate(generate_request(config({"prompt=one", "lora_files=" + golden, "lora_scales=0.7"})));
+  const auto pixels = [&](int i) { return pixels_of(t / fmt::format("out/image_sdxl_{}.png", i)); };
+  EXPECT_NE(pixels(4), pixels(5));
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(pixels(i), pixels(4 + i % 2)) << i;
+
+  write_file_atomic(t / "lines.txt", "one\none<lora:damaged:1>\n");
+  std::string error;
+  try {
+    generate(generate_request(config({"lora_dir=" + (t / "loras"), "prompt_file=" + (t / "lines.txt")})));
+  } catch (const Error& e) {
+    error = e.what();
+  }
+  EXPECT_TRUE(error.find("damaged.safetensors") != error.npos && error.find("lines.txt:2") != error.npos) << error;
+  EXPECT_FALSE(exists(t / "out/image_sdxl_6.png"));
 }
 
 TEST(PlanGenerate, LinesReplaceTheirKeys) {
