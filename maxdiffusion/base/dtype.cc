@@ -51,8 +51,7 @@ DType parse_dtype(std::string_view name) {
   fail(Code::invalid_config, "dtype is '{}'; expected one of: {}", name, nearest_first(std::string(name), known));
 }
 
-DType parse_float_dtype(std::string_view key, std::string_view name) {
-  std::vector<std::string> known;
+DType parse_float_dtype(std::string_view key, std::string_view name, std::vector<std::string> known) {
   for (const Row& r : kRows) {
     if (!is_float(r.type)) continue;
     if (name == r.name || name == r.python) return r.type;

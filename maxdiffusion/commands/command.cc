@@ -8,6 +8,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/commands/model_words.h"
 
 namespace md {
 namespace {
@@ -53,6 +54,11 @@ RunConfig config_of(const char* command, const Words& words) {
         .note(fmt::format("try: {} {} {} {} …", program_name(), command,
                           file == words.end() ? "configs/quickstart.yml" : *file, words[0]));
   }
+  if (exists(words[0]) && names_model(words[0]))
+    throw Error(Code::invalid_config, fmt::format("{}: '{}' is a model; expected a config file", command, words[0]))
+        .note(fmt::format(
+            "try: {} {} CONFIG.yml pretrained_model_name_or_path={}, with a file of configs/ for its family",
+            program_name(), command, words[0]));
   return RunConfig::load(file_or_shipped(words[0]), Words(words.begin() + 1, words.end()));
 }
 

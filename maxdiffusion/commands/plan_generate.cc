@@ -33,11 +33,22 @@ std::vector<std::string> control_folders(const std::vector<std::string>& names, 
   return folders;
 }
 
+/// read(); its errors name the key that names the file.
+template <class F>
+HostArray naming_key(const char* key, F&& read) try {
+  return read();
+} catch (Error& e) {
+  throw e.note(fmt::format("in the key {}", key));
+}
+
 /// Pixels of a file, or of a web address.
 HostArray image_at(const std::string& place) {
   if (place.find("://") == std::string::npos) return decode_image(place);
   const std::string bytes = download_image(place);
   return decode_image_bytes(bytes.data(), bytes.size(), place);
+}
+HostArray image_at(const char* key, const std::string& place) {
+  return naming_key(key, [&] { return image_at(place); });
 }
 
 /// Frames of a video's file, u8 [F, H, W, 3], by its ending; of another file the pixels of an image.
@@ -49,14 +60,12 @@ HostArray media_at(const std::string& place) {
 }
 
 /// f32 [N, C, h, w] of a file → channels last.
-HostArray read_latents(const std::string& path) try {
+HostArray read_latents(const std::string& path) {
   const SafetensorsReader file = SafetensorsReader::open(path);
   auto it = file.tensors().find("latents");
   check(it != file.tensors().end() && it->second.shape().rank() >= 4 && it->second.shape().rank() <= 5, Code::io,
         "'{}' has no tensor 'latents' of four axes (images, channels, height, width) or five (of videos)", path);
   return channels_last(it->second.cast(DType::f32));
-} catch (Error& e) {
-  throw e.note("in the key latents");
 }
 
 }  // namespace
@@ -65,17 +74,17 @@ SampleRequest with_files(SampleRequest r, const SampleFiles& files, bool control
   r.controls.resize(control ? files.control_images.size() : 0);
   for (size_t i = 0; i < r.controls.size(); ++i) {
     const std::string& preprocessor = files.control_preprocessors.at(i);
-    r.controls[i].image = image_at(files.control_images.at(i));
+    r.controls[i].image = image_at("controlnet_image", files.control_images.at(i));
     if (preprocessor == "canny") r.controls[i].image = canny_edges(r.controls[i].image, 100, 200);
   }
   if (!adapters) r.adapters.clear();
   for (const auto& [name, image] : files.adapter_images)
-    if (adapters) r.adapters[name].image = image_at(image);
-  if (!files.latents.empty()) r.latents = read_latents(files.latents);
+    if (adapters) r.adapters[name].image = image_at((name + "_image").c_str(), image);
+  if (!files.latents.empty()) r.latents = naming_key("latents", [&] { return read_latents(files.latents); });
   check(files.last_image.empty() || !files.images.empty(), Code::invalid_config, "last_image is given without image");
-  for (const std::string& file : files.images) r.images.push_back(media_at(file));
-  if (!files.mask_image.empty()) r.mask = image_at(files.mask_image);
-  if (!files.last_image.empty()) r.images.push_back(image_at(files.last_image));
+  for (const std::string& file : files.images) r.images.push_back(naming_key("image", [&] { return media_at(file); }));
+  if (!files.mask_image.empty()) r.mask = image_at("mask_image", files.mask_image);
+  if (!files.last_image.empty()) r.images.push_back(image_at("last_image", files.last_image));
   return r;
 }
 

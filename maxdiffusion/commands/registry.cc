@@ -93,10 +93,19 @@ bool asks_for_help(const std::string& word) { return word == "--help" || word ==
 
 void run_command(const Words& words) {
   if (words.empty() || words == Words{"help"} || asks_for_help(words[0])) return print_help();
-  if (words[0] == "help" && (words[1] == "help" || words[1] == "version")) return print_help();  // these have no keys
-  if (words[0] == "help") return print_help(command_of(words[1]));
-  if (words[0] == "version" || words[0] == "--version" || words[0] == "-v")
+  const auto takes = [&](size_t most) {
+    check(words.size() <= most, Code::invalid_config, "{}: found '{}' after it; expected nothing",
+          fmt::join(words.begin(), words.begin() + static_cast<long>(most), " "), words.back());
+  };
+  if (words[0] == "help") {
+    takes(2);
+    if (words[1] == "help" || words[1] == "version") return print_help();  // these have no keys
+    return print_help(command_of(words[1]));
+  }
+  if (words[0] == "version" || words[0] == "--version" || words[0] == "-v") {
+    takes(1);
     return fmt::print("maxdiffusion {}\n", version());
+  }
   const Command& c = command_of(words[0]);
   if (std::ranges::any_of(words, asks_for_help)) return print_help(c);
   if (const int64_t count = launch_of_environment().count; count > 1 && !c.joint)

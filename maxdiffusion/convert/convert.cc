@@ -437,7 +437,8 @@ void convert(const std::string& source, const std::string& to, const ConvertKeys
           "dtype is {}, a type of GGUF; expected a name that ends in .gguf: '{}'", k.dtype, to);
   else if (!k.dtype.empty())
     check(
-        size_of(parse_float_dtype("dtype", k.dtype)) > 1 || (k.quantizes() && single && !to.ends_with(kGguf)),
+        size_of(parse_float_dtype("dtype", k.dtype, {"q8_0", "q4_0"})) > 1 ||
+            (k.quantizes() && single && !to.ends_with(kGguf)),
         Code::invalid_config,
         "dtype is {} and '{}' is to be written; expected float32, bfloat16 or float16, or of single .safetensors files "
         "float8_e4m3fn, or of .gguf files q8_0 or q4_0",

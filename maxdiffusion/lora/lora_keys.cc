@@ -129,13 +129,14 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
     }
   }
   const std::vector<std::string> files = split_at_commas(keys.lora_files);
-  check(keys.lora_scales.empty() || keys.lora_scales.size() == files.size(), Code::invalid_config,
-        "lora_scales has {} entries, lora_files has {}", keys.lora_scales.size(), files.size());
-  check(keys.lora_text_scales.empty() || keys.lora_text_scales.size() == files.size(), Code::invalid_config,
-        "lora_text_scales has {} entries, lora_files has {}", keys.lora_text_scales.size(), files.size());
+  const auto check_count = [&](const char* key, size_t n) {
+    check(n == 0 || n == files.size(), Code::invalid_config,
+          "{} is for {} {}; expected {}, as many as lora_files names", key, n, n == 1 ? "file" : "files", files.size());
+  };
+  check_count("lora_scales", keys.lora_scales.size());
+  check_count("lora_text_scales", keys.lora_text_scales.size());
   const auto each = [&](const char* key, const std::vector<std::string>& texts) {
-    check(texts.empty() || texts.size() == files.size(), Code::invalid_config, "{} has {} entries, lora_files has {}",
-          key, texts.size(), files.size());
+    check_count(key, texts.size());
     return texts.empty() ? std::vector<std::string>(files.size()) : texts;
   };
   const auto weights = each("lora_block_weights", lists_of_files(keys.lora_block_weights, files.size())),

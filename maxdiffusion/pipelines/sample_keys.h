@@ -115,8 +115,8 @@ struct SampleKeys : GuidanceKeys {
     v("num_images_per_prompt", num_images_per_prompt,
       "samples per prompt; null: 1, or under MaxDiffusion's command names the global batch for one prompt");
     v("sample_seed", sample_seed, "seed of the initial noise; null: seed; -1: random, logged", at_least(-1));
-    v("height", height, "height of the samples, pixels; null: resolution");
-    v("width", width, "width of the samples, pixels; null: resolution");
+    v("height", height, "height of the samples, pixels; null: resolution", at_least(1));
+    v("width", width, "width of the samples, pixels; null: resolution", at_least(1));
     v("num_frames", num_frames, "frames of a video; null: the model's own number");
     v("original_size", original_size, "size conditioning: height and width before cropping; empty: the image's");
     v("crops_coords_top_left", crops_coords_top_left, "size conditioning: top and left of the crop", at_least(0));

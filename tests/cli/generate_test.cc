@@ -490,6 +490,16 @@ TEST_F(Samplers, ClipSkipIsAtMostTheTextEncodersLayers) {
   EXPECT_EQ(sample(kModel, {"clip_skip=3"}).status, 0);
 }
 
+TEST_F(Samplers, AFileThatCannotBeReadIsNamedWithItsKey) {
+  for (const char* key : {"image", "mask_image", "latents", "prompt_file"}) {
+    std::vector<std::string> words = {std::string(key) + "=nothing.png"};
+    if (std::string(key) == "mask_image") words.push_back("image=" MD_SOURCE_DIR "/docs/images/quickstart.png");
+    const Outcome o = sample(kModel, words);
+    EXPECT_EQ(o.status, 4);
+    EXPECT_TRUE(contains(o.err, "'nothing.png'") && contains(o.err, std::string("in the key ") + key + "\n")) << o.err;
+  }
+}
+
 TEST_F(Samplers, ImagesCarryTheirSettingsAndAreGeneratedAgainToTheBit) {
   const std::string folder = model(scheduler_config("sd15")), out = t / "out";
   std::vector<std::string> words = {"prompt=[\"a: (heart) # [x]\", \"blue\"]",

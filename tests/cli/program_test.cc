@@ -138,6 +138,11 @@ TEST(Program, SaysItsVersion) {
   EXPECT_EQ(o.status, 0);
   EXPECT_EQ(o.out, std::string("maxdiffusion ") + version() + "\n");
   EXPECT_TRUE(maxdiffusion({"help"}).out.starts_with(o.out));
+  for (const auto& words : std::vector<std::vector<std::string>>{{"version", "x"}, {"help", "train", "x"}}) {
+    const Outcome refused = maxdiffusion(words);
+    EXPECT_EQ(refused.status, 2);
+    EXPECT_TRUE(contains(refused.err, "found 'x' after it; expected nothing")) << refused.err;
+  }
 }
 
 TEST(Program, UnknownCommandNamesTheNearest) {
@@ -313,6 +318,10 @@ TEST(Program, BadConfigsAreRefusedWithFileLineAndKey) {
   EXPECT_TRUE(o.err.starts_with("error: config: " + (folder / "c.yml") + ":2: timesteps_list")) << o.err;
   EXPECT_TRUE(contains(maxdiffusion({"train", folder / "none.yml"}).err, folder / "none.yml"));
   EXPECT_TRUE(contains(maxdiffusion({"train"}).err, "the config file is missing"));
+  const std::string model = MD_SOURCE_DIR "/tests/golden/pipelines/sd";
+  const std::string refused = maxdiffusion({"train", model}).err;
+  EXPECT_TRUE(contains(refused, "train: '" + model + "' is a model; expected a config file")) << refused;
+  EXPECT_TRUE(contains(refused, "train CONFIG.yml pretrained_model_name_or_path=" + model)) << refused;
   EXPECT_TRUE(contains(train(folder, {"seeed=1"}).err, "command line: there is no key `seeed`"));
   EXPECT_TRUE(contains(train(folder, {"seed"}).err, "'seed' is not of the form key=value"));
   EXPECT_FALSE(exists(folder / "runs"));

@@ -70,9 +70,9 @@ TEST_F(LoraKeyTest, NameBlocksStepsAndTextScalesOfEachFile) {
   for (const auto& [word, message] : std::map<std::string, std::string>{
            {"lora_steps=5", "lora_steps: '5' is no range of steps; expected one, as in 5-10, 0.2-0.8, 10- or -10"},
            {"lora_steps=a-b", "lora_steps: 'a-b' is no range"},
-           {"lora_steps=1-2,3-4", "lora_steps has 2 entries, lora_files has 1"},
-           {"lora_block_weights=1;2", "lora_block_weights has 2 entries, lora_files has 1"},
-           {"lora_text_scales=1,2", "lora_text_scales has 2 entries, lora_files has 1"}})
+           {"lora_steps=1-2,3-4", "lora_steps is for 2 files; expected 1, as many as lora_files names"},
+           {"lora_block_weights=1;2", "lora_block_weights is for 2 files; expected 1"},
+           {"lora_text_scales=1,2", "lora_text_scales is for 2 files; expected 1"}})
     EXPECT_NE(refusal("", {a, word}).find(message), std::string::npos) << refusal("", {a, word});
 }
 
@@ -161,7 +161,7 @@ TEST_F(LoraKeyTest, RefuseWhatDoesNotFit) {
   const auto expect = [](const std::string& message, const std::string& part) {
     EXPECT_NE(message.find(part), std::string::npos) << message;
   };
-  expect(refusal("", {"lora_files=" + a, "lora_scales=1,2"}), "lora_scales has 2 entries, lora_files has 1");
+  expect(refusal("", {"lora_files=" + a, "lora_scales=1,2"}), "lora_scales is for 2 files; expected 1");
   expect(refusal("", {"lora_files=" + (folder / "absent.safetensors")}), "does not exist");
   expect(refusal("", {"lora_files=" + file("old/pytorch_lora_weights.bin")}), "pickled");
   expect(refusal(config + "scale: [1, 2]}"), "scale has 2 entries, lora_model_name_or_path has 1");

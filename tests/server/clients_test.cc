@@ -95,6 +95,9 @@ TEST(ServerStart, WordsThatCannotBeAreRefused) {
   o = maxdiffusion({"serve", MD_SOURCE_DIR "/tests/golden/wan/t2v", "port=0"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "'t2v' is a model of videos")) << o.err;
+  o = maxdiffusion({"serve", kSd, "host=300.1.1.1"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "host is '300.1.1.1'; expected an address or a name of this machine")) << o.err;
   const TestServer server(tiny());
   o = maxdiffusion({"serve", kSd, fmt::format("port={}", server.port())});
   EXPECT_EQ(o.status, 4);

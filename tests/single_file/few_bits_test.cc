@@ -350,6 +350,7 @@ TEST_F(FewBits, WhatConvertDoesNotWriteIsAnErrorThatSaysWhatItDoes) {
                        "dtype is q8_0, a type of GGUF; expected a name that ends in .gguf"));
   EXPECT_TRUE(
       contains(error("a.gguf", {"dtype=float8_e4m3fn", "component=transformer"}), "of .gguf files q8_0 or q4_0"));
+  EXPECT_TRUE(contains(error("a.gguf", {"dtype=q8_1"}), "dtype is 'q8_1'; expected one of: q8_0, q4_0, "));
   EXPECT_TRUE(contains(error("a", {"dtype=float8_e4m3fn"}), "of single .safetensors files float8_e4m3fn"));
   EXPECT_TRUE(contains(error("a.gguf", {"component=vae"}), "have no names in GGUF files"));
   EXPECT_TRUE(contains(error("a.gguf", {"format=diffusers"}), "is GGUF, but format is diffusers"));

@@ -258,6 +258,9 @@ class Listener final : public HttpListener {
       port_ = server_.bind_to_any_port(options.host);
     else
       port_ = server_.bind_to_port(options.host, static_cast<int>(options.port)) ? options.port : -1;
+    check(bound_ >= 0, Code::invalid_config,
+          "host is '{}'; expected an address or a name of this machine, such as 127.0.0.1, or 0.0.0.0 for all",
+          options.host);
     if (port_ <= 0)
       throw Error(Code::io,
                   fmt::format("port {} of {} cannot be bound: {}", options.port, options.host, std::strerror(errno)))
