@@ -67,6 +67,4 @@ RematPolicy remat_policy(const std::string& name, const RematNames& names) {
   fail(Code::invalid_config, "remat_policy is '{}'; expected one of: {}", name, nearest_first(name, known));
 }
 
-bool remat_is_none(const std::string& name) { return !remat_policy(name); }
-
 }  // namespace md

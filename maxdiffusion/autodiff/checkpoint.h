@@ -30,6 +30,5 @@ struct RematNames {
 /// A name on one result of an operation applies to all its results. Offloaded values are copied to the host's memory
 /// and back before the region is recomputed; on CPUs they are stored.
 RematPolicy remat_policy(const std::string& name, const RematNames& names = {});
-bool remat_is_none(const std::string& name);
 
 }  // namespace md

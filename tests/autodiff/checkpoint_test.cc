@@ -232,8 +232,8 @@ TEST(Checkpoint, SecondDerivative) {
 
 // S0-64, S0-65
 TEST(Checkpoint, KnowsItsPoliciesByName) {
-  EXPECT_TRUE(remat_is_none("None"));
-  EXPECT_FALSE(remat_is_none("full"));
+  EXPECT_FALSE(remat_policy("None"));
+  EXPECT_TRUE(remat_policy("full"));
   try {
     remat_policy("EVERYTHING");
     FAIL();

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
+#include <regex>
 #include <set>
 #include <sstream>
 
@@ -13,6 +14,7 @@
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/families/reference_conventions.h"
 #include "maxdiffusion/settings/foreign_keys.h"
+#include "maxdiffusion/settings/renamed_keys.h"
 #include "maxdiffusion/settings/run_config.h"
 
 namespace md {
@@ -217,14 +219,38 @@ TEST(ForeignKeys, AreNoneOfOursAndNameOneOfOurs) {
   const auto is_ours = [&](const std::string& name) {
     return std::ranges::find(keys.keys(), name, &ConfigKey::name) != keys.keys().end();
   };
-  EXPECT_GE(foreign_keys().size(), 50u);
+  EXPECT_GE(foreign_keys().size(), 150u);
   for (const auto& [theirs, hint] : foreign_keys()) {
     EXPECT_FALSE(is_ours(theirs)) << theirs;
+    if (!hint.starts_with("here it is")) continue;
     const size_t from = hint.find('`') + 1;
     EXPECT_TRUE(is_ours(hint.substr(from, hint.find('`', from) - from))) << hint;
   }
   EXPECT_EQ(foreign_keys().at("train_batch_size"), "here it is `per_device_batch_size`");
+  EXPECT_EQ(foreign_keys().at("resume_from_checkpoint"), "no key is needed: the same command again resumes the run");
   EXPECT_EQ(foreign_keys().at("gradient_checkpointing"), "here it is `remat_policy`, as in remat_policy=FULL");
+}
+
+TEST(ForeignKeys, FlagsOnThePageOfOtherProgramsAreKeysOrHaveAHint) {
+  RunConfig c;
+  KeyList keys;
+  keys.add(c);
+  std::set<std::string> known;
+  for (const ConfigKey& key : keys.keys()) known.insert(key.name);
+  for (const KeyRename& rename : renamed_keys()) known.insert(rename.former);
+  for (const auto& [theirs, hint] : foreign_keys()) known.insert(theirs);
+  std::istringstream page(read_file(MD_SOURCE_DIR "/docs/coming_from.md"));
+  int flags = 0;
+  for (std::string line; std::getline(page, line);) {
+    const std::string theirs = line.starts_with("| ") ? line.substr(2, line.find(" | ", 2) - 2) : "";
+    static const std::regex flag("`--([a-z0-9_-]+)");
+    for (std::sregex_iterator it(theirs.begin(), theirs.end(), flag), end; it != end; ++it, ++flags) {
+      std::string name = (*it)[1];
+      std::ranges::replace(name, '-', '_');
+      EXPECT_TRUE(known.contains(name)) << name;
+    }
+  }
+  EXPECT_GE(flags, 128);
 }
 
 }  // namespace

@@ -110,13 +110,4 @@ AspectBuckets::Choice AspectBuckets::choose_smaller(ImageSize image) const {
   return {size, resized};
 }
 
-void check_multiple(const std::string& key, int64_t value, int64_t step, int64_t first) {
-  const int64_t least = first > 0 ? first : step;
-  if (value >= least && (value - first) % step == 0) return;
-  const std::string kind = fmt::format("{}a multiple of {}", first > 0 ? fmt::format("{} plus ", first) : "", step);
-  const int64_t below = first + (value - first) / step * step;
-  fail(Code::invalid_config, "{} is {}; expected {}: {}", key, value, kind,
-       value < least ? std::to_string(least) : fmt::format("{} or {}", below, below + step));
-}
-
 }  // namespace md

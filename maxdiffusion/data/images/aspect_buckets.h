@@ -58,8 +58,4 @@ class AspectBuckets {
   std::vector<int64_t> frames_;
 };
 
-/// Throws invalid_config unless `value` is `first` plus a multiple of `step`, naming the key and the nearest valid
-/// values. For sides that a model does not divide, and numbers of frames.
-void check_multiple(const std::string& key, int64_t value, int64_t step, int64_t first = 0);
-
 }  // namespace md

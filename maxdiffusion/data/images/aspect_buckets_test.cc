@@ -107,25 +107,5 @@ TEST(AspectBuckets, ClipsTakeTheMostFramesThatTheyHaveThenTheNearestShape) {
   EXPECT_THROW(AspectBuckets::of({{32, 0, 5}}), Error);
 }
 
-TEST(AspectBuckets, ValuesThatAreNoMultipleAreRefusedWithTheNearestThatAre) {
-  const auto refusal = [](int64_t value, int64_t step, int64_t first) {
-    try {
-      check_multiple("it", value, step, first);
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Code::invalid_config);
-      return e.message();
-    }
-    return std::string("accepted");
-  };
-  EXPECT_EQ(refusal(480, 16, 0), "accepted");
-  EXPECT_EQ(refusal(500, 16, 0), "it is 500; expected a multiple of 16: 496 or 512");
-  EXPECT_EQ(refusal(7, 16, 0), "it is 7; expected a multiple of 16: 16");
-  EXPECT_EQ(refusal(0, 16, 0), "it is 0; expected a multiple of 16: 16");
-  EXPECT_EQ(refusal(81, 4, 1), "accepted");
-  EXPECT_EQ(refusal(1, 4, 1), "accepted");
-  EXPECT_EQ(refusal(80, 4, 1), "it is 80; expected 1 plus a multiple of 4: 77 or 81");
-  EXPECT_EQ(refusal(-3, 4, 1), "it is -3; expected 1 plus a multiple of 4: 1");
-}
-
 }  // namespace
 }  // namespace md
