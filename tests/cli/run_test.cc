@@ -187,6 +187,25 @@ TEST_F(FreshMachine, SignalsAndTheExitStatusGoThroughRun) {
   EXPECT_EQ(read_file(heard), "told\n");
 }
 
+TEST_F(FreshMachine, WrongWordsOfItsOwnCommandsAreRefusedBeforeAnythingIsBuilt) {
+  set_up("#!/bin/sh\n");
+  command("dpkg-query", "awk '/^[^#]/ {print \"ii \" $1}' " + folder_.path() + "/cmake/packages.txt\n");
+  command("ninja", "echo \"$@\" >>" + folder_.path() + "/build/built\n");
+  command("ctest", "echo 'Total Tests: 0'\n");
+  for (const auto& [words, message] :
+       {std::pair{"format --chek", "format: found '--chek'; expected --check, or nothing"},
+        {"lint nowhere", "lint: no source's path has 'nowhere' in it"},
+        {"docs all", "docs: found 'all' after docs; expected nothing"},
+        {"test quick slow", "test: found 'slow' after test quick; expected nothing"},
+        {"test nothing", "test: no test is called 'nothing'; "},
+        {"fuzz long", "fuzz: found 'long'; expected a number of seconds"}}) {
+    const Outcome o = run(words);
+    EXPECT_EQ(o.status, 1) << words;
+    EXPECT_TRUE(contains(o.err, std::string("error: ") + message)) << o.err;
+  }
+  EXPECT_FALSE(contains(read_file(folder_ / "build/built"), " all")) << "only build.ninja, which lists the tests";
+}
+
 TEST_F(FreshMachine, OnCiAWarningOfTheBuildOrASkippedTestIsAFailure) {
   set_up("#!/bin/sh\n");
   command("dpkg-query", "awk '/^[^#]/ {print \"ii \" $1}' " + folder_.path() + "/cmake/packages.txt\n");
