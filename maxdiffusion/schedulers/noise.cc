@@ -190,17 +190,21 @@ std::vector<double> TimestepBias::weights(int64_t T) const {
   return w;
 }
 
-Tensor sample_timesteps(const NoiseSchedule& n, Rng rng, int64_t batch, const TimestepBias& bias) {
-  if (bias.strategy == "none") return random_integers(rng, {batch}, 0, n.num_train_timesteps);
+Tensor sample_timesteps(const NoiseSchedule& n, Rng rng, int64_t batch, const TimestepBias& bias, int64_t first,
+                        std::optional<int64_t> last) {
+  const int64_t end = last.value_or(n.num_train_timesteps);
+  if (bias.strategy == "none") return random_integers(rng, {batch}, first, end);
   // Inverse transform sampling: the number of cumulative probabilities at or below a uniform number.
   HostArray ends(Shape{DType::f32, {1, n.num_train_timesteps}});
-  const std::vector<double> w = bias.weights(n.num_train_timesteps);
+  std::vector<double> w = bias.weights(n.num_train_timesteps);
+  std::fill(w.begin(), w.begin() + first, 0);
+  std::fill(w.begin() + end, w.end(), 0);
   const double total = std::accumulate(w.begin(), w.end(), 0.0);
   double sum = 0;
   for (size_t t = 0; t < w.size(); ++t) ends.mutable_view<float>()[t] = static_cast<float>((sum += w[t]) / total);
   Tensor u = random_uniform(rng, {DType::f32, {batch, 1}});
   Tensor t = md::sum(cast(le(constant(u.graph(), ends), u), DType::s32), {1});
-  return minimum(t, full_like(t, static_cast<double>(n.num_train_timesteps - 1)));
+  return minimum(t, full_like(t, static_cast<double>(end - 1)));
 }
 
 }  // namespace md

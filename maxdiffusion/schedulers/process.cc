@@ -24,6 +24,14 @@ std::shared_ptr<const NoiseProcess> NoiseProcess::restricted_to(double, double) 
        "this model is not trained by flow matching; its timesteps cannot be divided between experts");
 }
 
+std::pair<int64_t, int64_t> timestep_range(const ProcessKeys& keys, int64_t T) {
+  const std::pair range{keys.min_timestep, keys.max_timestep.value_or(T)};
+  check(range.first >= 0 && range.first < range.second && range.second <= T, Code::invalid_config,
+        "min_timestep is {} and max_timestep {}; expected 0 <= min_timestep < max_timestep <= {}", range.first,
+        range.second, T);
+  return range;
+}
+
 std::shared_ptr<const NoiseProcess> make_process(const nlohmann::json& config, const ProcessKeys& keys) {
   check(config.is_object(), Code::invalid_config, "scheduler config: expected a JSON object, found {}", config.dump());
 #define MAKE(name) \

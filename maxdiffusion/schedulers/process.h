@@ -7,7 +7,9 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "maxdiffusion/base/key_values.h"
@@ -22,6 +24,8 @@ struct ProcessKeys {
   bool disable_training_weights = false, debiased_estimation_loss = false, scale_v_pred_loss_like_noise_pred = false;
   std::string timestep_lookup = "exact", timestep_sampling = "uniform", weighting_scheme = "bell";
   std::map<std::string, std::string> timestep_bias;
+  int64_t min_timestep = 0;
+  std::optional<int64_t> max_timestep;
   template <class V>
   void visit(V&& v) {
     v("snr_gamma", snr_gamma, "min-SNR loss weighting; <= 0: off");
@@ -32,6 +36,8 @@ struct ProcessKeys {
     v("timestep_bias", timestep_bias,
       "timesteps sampled more often: strategy (none, earlier, later, range), multiplier, portion, begin, end "
       "(exclusive)");
+    v("min_timestep", min_timestep, "the first timestep that is trained, of those with the least noise", at_least(0));
+    v("max_timestep", max_timestep, "timesteps below this are trained; null: num_train_timesteps", at_least(1));
     v("timestep_sampling", timestep_sampling,
       "flow matching: how timesteps are distributed before train_flow_shift moves them; sigmoid, shift, flux_shift: as "
       "sigmoid_scale says, not moved, moved by train_flow_shift, or as the number of the sample's tokens says",
@@ -75,11 +81,11 @@ class NoiseProcess {
   /// Timesteps with these noise levels σ, for recorded batches of other programs. Throws invalid_config if the process
   /// has no sigmas.
   virtual HostArray timesteps_from_sigmas(const HostArray& sigmas) const;
-  /// This process restricted to timesteps in [from, to), with unchanged relative probabilities. Throws invalid_config
-  /// if unsupported.
+  /// This process restricted to those of its timesteps that are in [from, to), with unchanged relative probabilities.
+  /// Throws invalid_config if it has none there, or if unsupported.
   virtual std::shared_ptr<const NoiseProcess> restricted_to(double from, double to) const;
-  /// For a result of restricted_to(): the probability of its range in the whole process, and whether the range contains
-  /// timestep t.
+  /// Of min_timestep, max_timestep and restricted_to(): the probability of the range in the whole process, and whether
+  /// the range contains timestep t.
   virtual double probability() const { return 1; }
   virtual bool contains(double /*t*/) const { return true; }
   /// This process for samples of so many tokens; null: it is the same for all.
@@ -94,6 +100,9 @@ class NoiseProcess {
   virtual std::shared_ptr<const NoiseProcess> unweighted() const = 0;
 };
 
+/// [min_timestep, max_timestep) of T timesteps. Throws invalid_config, naming the keys, for an empty range and one
+/// beyond T.
+std::pair<int64_t, int64_t> timestep_range(const ProcessKeys& keys, int64_t T);
 /// Whether a scheduler_config.json belongs to a flow-matching model.
 bool is_flow_matching(const nlohmann::json& scheduler_config);
 /// The process of a scheduler_config.json: flow_match if its prediction_type is flow_prediction or, without one, its

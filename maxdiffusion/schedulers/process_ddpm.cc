@@ -17,6 +17,7 @@ class Ddpm final : public NoiseProcess {
   Ddpm(const nlohmann::json& config, const ProcessKeys& keys)
       : noise_(NoiseSchedule::from_json(config)),
         bias_(TimestepBias::from_map(keys.timestep_bias)),
+        range_(timestep_range(keys, noise_.num_train_timesteps)),
         snr_gamma_(keys.snr_gamma) {
     for (const auto& [key, value, plain] : {std::tuple{"timestep_lookup", keys.timestep_lookup, "exact"},
                                             {"timestep_sampling", keys.timestep_sampling, "uniform"},
@@ -50,7 +51,10 @@ class Ddpm final : public NoiseProcess {
   int64_t num_train_timesteps() const override { return noise_.num_train_timesteps; }
   DType timestep_dtype() const override { return DType::s32; }
   Tensor sample_timesteps(Rng rng, int64_t batch) const override {
-    return md::sample_timesteps(noise_, rng, batch, bias_);
+    return md::sample_timesteps(noise_, rng, batch, bias_, range_.first, range_.second);
+  }
+  bool contains(double t) const override {
+    return t >= static_cast<double>(range_.first) && t < static_cast<double>(range_.second);
   }
   Tensor add_noise(Tensor x0, Tensor noise, Tensor t) const override { return md::add_noise(noise_, x0, noise, t); }
   Tensor target(Tensor x0, Tensor noise, Tensor t) const override { return training_target(noise_, x0, noise, t); }
@@ -77,6 +81,7 @@ class Ddpm final : public NoiseProcess {
  private:
   NoiseSchedule noise_;
   TimestepBias bias_;
+  std::pair<int64_t, int64_t> range_;
   double snr_gamma_;
   std::vector<double> factors_;  // of the weights by timestep; empty: none
 };

@@ -121,6 +121,10 @@ class FlowMatch final : public NoiseProcess {
     check(TimestepBias::from_map(keys.timestep_bias).strategy == "none", Code::invalid_config,
           "timestep_bias is set, but flow matching does not support it; try: train_flow_shift");
     make_table();
+    if (const auto [least, most] = timestep_range(keys, T_); least > 0 || most < T_) {
+      from_ = static_cast<double>(least), to_ = static_cast<double>(most);
+      find_quantiles();
+    }
   }
   int64_t num_train_timesteps() const override { return T_; }
   DType timestep_dtype() const override { return DType::f32; }
@@ -159,7 +163,10 @@ class FlowMatch final : public NoiseProcess {
   }
   std::shared_ptr<const NoiseProcess> restricted_to(double from, double to) const override {
     auto part = std::make_shared<FlowMatch>(*this);
-    part->from_ = from, part->to_ = to;
+    part->from_ = std::max(from, from_), part->to_ = to_ > from_ ? std::min(to, to_) : to;
+    check(part->from_ < part->to_, Code::invalid_config,
+          "min_timestep is {} and max_timestep {}; expected timesteps of this expert, which is for {} to {}", from_,
+          to_, from, to);
     part->find_quantiles();
     return part;
   }

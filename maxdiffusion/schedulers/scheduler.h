@@ -45,8 +45,9 @@ struct TimestepBias {
   /// Sampling weights of T timesteps. Throws invalid_config naming a field that does not fit.
   std::vector<double> weights(int64_t T) const;
 };
-/// Timesteps [B] s32 in [0, T): uniform, or weighted by `bias`.
-Tensor sample_timesteps(const NoiseSchedule& n, Rng rng, int64_t batch, const TimestepBias& bias = {});
+/// Timesteps [B] s32 in [first, last) or, without `last`, up to T: uniform, or weighted by `bias`.
+Tensor sample_timesteps(const NoiseSchedule& n, Rng rng, int64_t batch, const TimestepBias& bias = {},
+                        int64_t first = 0, std::optional<int64_t> last = {});
 
 /// A sample is signal·x0 + noise·ε.
 struct NoiseLevel {

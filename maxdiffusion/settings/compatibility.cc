@@ -82,7 +82,7 @@ const std::vector<Rule>& exclusive() {
       {"DreamBooth", kImageOptions, "its images are squares of one size"},
       {"replay_batches",
        {"caption_dropout", "noise_offset", "input_perturbation", "multires_noise_iterations", "timestep_bias",
-        "timestep_sampling", "train_new_vae"},
+        "min_timestep", "max_timestep", "timestep_sampling", "train_new_vae"},
        "the file holds these random numbers"},
       {"replay_batches", {"train_text_encoder"}, "the file holds the text encoder's output"},
       {"replay_batches", kImageOptions, "the file holds latents"},

@@ -499,6 +499,8 @@ const std::vector<Row>& rows() {
       {"debiased_estimation_loss", "true"},
       {"scale_v_pred_loss_like_noise_pred", "true", Kind::images, {"prediction_type=v_prediction"}},
       {"timestep_bias", "{strategy: later, multiplier: 2, portion: 0.5}"},
+      {"min_timestep", "500"},
+      {"max_timestep", "500", Kind::videos},
       {"timestep_sampling", "logit_normal", Kind::videos},
       {"logit_mean", "0.5", Kind::videos, {"timestep_sampling=logit_normal"}},
       {"logit_std", "0.5", Kind::videos, {"timestep_sampling=logit_normal"}},

@@ -119,6 +119,44 @@ TEST(FlowMatch, RestrictedTimestepsHaveTheirProbability) {
   for (double v : t) EXPECT_TRUE(high->contains(v)) << v;
 }
 
+TEST(Process, TrainsTheTimestepsBetweenItsKeys) {
+  ProcessKeys keys;
+  keys.min_timestep = 200, keys.max_timestep = 700;
+  // Wanted: the times in the range of the process without the keys, as often next to each other.
+  for (const json& config : {kFlow, json::object()})
+    for (const bool biased : {false, true}) {
+      ProcessKeys all;
+      if (biased && config == kFlow) all.timestep_sampling = keys.timestep_sampling = "logit_normal";
+      if (biased && config != kFlow)
+        all.timestep_bias = keys.timestep_bias = {{"strategy", "\"later\""}, {"multiplier", "3"}, {"portion", "0.5"}};
+      const auto process = make_process(config, keys), whole = make_process(config, all);
+      const auto times = [&](const NoiseProcess& p) {
+        return computed([&](Graph& g) { return cast(p.sample_timesteps(Rng::seed(g, 3), 40000), DType::f32); });
+      };
+      const std::vector<double> t = times(*process);
+      std::vector<double> wanted = times(*whole);
+      std::erase_if(wanted, [](double v) { return v < 200 || v >= 700; });
+      EXPECT_TRUE(process->contains(200) && process->contains(699) && !process->contains(199) &&
+                  !process->contains(700));
+      for (const double v : t) ASSERT_TRUE(v >= 200 && v < 700) << v;
+      for (const double bound : {300.0, 500.0, 600.0}) {
+        const auto part = [&](const std::vector<double>& of) {
+          return static_cast<double>(std::ranges::count_if(of, [&](double v) { return v < bound; })) /
+                 static_cast<double>(of.size());
+        };
+        EXPECT_NEAR(part(t), part(wanted), 0.02) << bound << config << biased;  // four standard deviations
+      }
+      keys = {.min_timestep = 200, .max_timestep = 700};
+    }
+  const auto flow = make_process(kFlow, keys);
+  EXPECT_TRUE(flow->restricted_to(0, 500)->contains(499) && !flow->restricted_to(0, 500)->contains(199));
+  EXPECT_NE(refusal(kFlow, {.min_timestep = 700, .max_timestep = 700}).find("min_timestep is 700 and max_timestep 700"),
+            std::string::npos);
+  EXPECT_NE(refusal(json::object(), {.max_timestep = 1001}).find("expected 0 <= min_timestep < max_timestep <= 1000"),
+            std::string::npos);
+  EXPECT_THROW(flow->restricted_to(700, 1000), Error);
+}
+
 /// What diffusers computes, and formulas of kohya's sd-scripts (tools/golden/noise_times.py).
 const json& golden() {
   static const json all = parse_json(read_file(MD_SOURCE_DIR "/tests/golden/noise_times.json"));
