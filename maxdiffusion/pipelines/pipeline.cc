@@ -329,7 +329,7 @@ struct DiffusionPipeline::Impl {
   /// Without keep_loaded, frees all models from the devices.
   void leave_all() {
     if (keep_loaded) return;
-    denoiser = {};
+    denoiser = ResidentDenoiser();
     adapter_encoders.clear();
     leave(text, conditioner, autoencoder, previewer, upscaler);
   }
