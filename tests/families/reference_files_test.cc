@@ -212,19 +212,23 @@ TEST(ReferenceFiles, OurFilesOfTheSameNamesSayTheSame) {
   EXPECT_EQ(compared, 17);
 }
 
-TEST(ForeignKeys, AreNoneOfOursAndNameOneOfOurs) {
+std::set<std::string> names_of_keys() {
   RunConfig c;
   KeyList keys;
   keys.add(c);
-  const auto is_ours = [&](const std::string& name) {
-    return std::ranges::find(keys.keys(), name, &ConfigKey::name) != keys.keys().end();
-  };
+  std::set<std::string> names;
+  for (const ConfigKey& key : keys.keys()) names.insert(key.name);
+  return names;
+}
+
+TEST(ForeignKeys, AreNoneOfOursAndNameOneOfOurs) {
+  const std::set<std::string> ours = names_of_keys();
   EXPECT_GE(foreign_keys().size(), 150u);
   for (const auto& [theirs, hint] : foreign_keys()) {
-    EXPECT_FALSE(is_ours(theirs)) << theirs;
+    EXPECT_FALSE(ours.contains(theirs)) << theirs;
     if (!hint.starts_with("here it is")) continue;
     const size_t from = hint.find('`') + 1;
-    EXPECT_TRUE(is_ours(hint.substr(from, hint.find('`', from) - from))) << hint;
+    EXPECT_TRUE(ours.contains(hint.substr(from, hint.find('`', from) - from))) << hint;
   }
   EXPECT_EQ(foreign_keys().at("train_batch_size"), "here it is `per_device_batch_size`");
   EXPECT_EQ(foreign_keys().at("resume_from_checkpoint"), "no key is needed: the same command again resumes the run");
@@ -232,11 +236,7 @@ TEST(ForeignKeys, AreNoneOfOursAndNameOneOfOurs) {
 }
 
 TEST(ForeignKeys, FlagsOnThePageOfOtherProgramsAreKeysOrHaveAHint) {
-  RunConfig c;
-  KeyList keys;
-  keys.add(c);
-  std::set<std::string> known;
-  for (const ConfigKey& key : keys.keys()) known.insert(key.name);
+  std::set<std::string> known = names_of_keys();
   for (const KeyRename& rename : renamed_keys()) known.insert(rename.former);
   for (const auto& [theirs, hint] : foreign_keys()) known.insert(theirs);
   std::istringstream page(read_file(MD_SOURCE_DIR "/docs/coming_from.md"));
