@@ -5,6 +5,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/naming_key.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/config/flow.h"
 #include "maxdiffusion/data/images/prepare.h"
@@ -31,14 +32,6 @@ std::vector<std::string> control_folders(const std::vector<std::string>& names, 
     log_info("ControlNet: {}", folders.back());
   }
   return folders;
-}
-
-/// read(); its errors name the key that names the file.
-template <class F>
-HostArray naming_key(const char* key, F&& read) try {
-  return read();
-} catch (Error& e) {
-  throw e.note(fmt::format("in the key {}", key));
 }
 
 /// Pixels of a file, or of a web address.

@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/naming_key.h"
 #include "maxdiffusion/base/nearest.h"
 
 namespace md {
@@ -100,10 +101,6 @@ void set_options(const std::string& line, const std::string& where, RunConfig& c
   }
 }
 
-std::string read_prompts(const std::string& file) try { return read_file(file); } catch (Error& e) {
-  throw e.note("in the key prompt_file");
-}
-
 }  // namespace
 
 std::string key_of_option(const std::string& option) {
@@ -114,7 +111,7 @@ std::string key_of_option(const std::string& option) {
 std::vector<PromptLine> prompt_lines(const RunConfig& config) {
   const std::string& file = config.prompts.prompt_file;
   std::vector<PromptLine> out;
-  std::istringstream in(read_prompts(file));
+  std::istringstream in(naming_key("prompt_file", [&] { return read_file(file); }));
   int number = 0;
   for (std::string line; std::getline(in, line);) {
     ++number;
