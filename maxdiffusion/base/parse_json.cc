@@ -12,6 +12,27 @@ namespace {
 
 using nlohmann::json;
 
+/// Levels of arrays and objects. Everything that people write has fewer; destructors and readers of values recurse.
+constexpr int kMaxDepth = 512;
+
+/// The first byte beyond kMaxDepth levels; npos: none.
+size_t too_deep(std::string_view text) {
+  int depth = 0;
+  bool quoted = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (quoted && c == '\\')
+      ++i;
+    else if (c == '"')
+      quoted = !quoted;
+    else if (!quoted && (c == '[' || c == '{') && ++depth > kMaxDepth)
+      return i;
+    else if (!quoted && (c == ']' || c == '}'))
+      --depth;
+  }
+  return text.npos;
+}
+
 /// Python's names of NaN and infinity.
 constexpr std::string_view kWords[] = {"-Infinity", "Infinity", "NaN"};
 constexpr double kValues[] = {-std::numeric_limits<double>::infinity(), std::numeric_limits<double>::infinity(),
@@ -63,7 +84,15 @@ void mark(json& value) {
 
 }  // namespace
 
+void check_json_depth(std::string_view text) {
+  const size_t at = too_deep(text);
+  if (at == text.npos) return;
+  const std::string what = fmt::format("arrays and objects are nested more than {} levels deep", kMaxDepth);
+  throw json::parse_error::create(101, at + 1, what, nullptr);
+}
+
 json parse_json(std::string_view text) {
+  check_json_depth(text);
   json value = json::parse(text, nullptr, false);
   if (!value.is_discarded()) return value;
   const std::string plain = without_words(text);
@@ -71,6 +100,7 @@ json parse_json(std::string_view text) {
 }
 
 json parse_json_or_discard(std::string_view text) {
+  if (too_deep(text) != text.npos) return json::value_t::discarded;
   json value = json::parse(text, nullptr, false);
   if (!value.is_discarded()) return value;
   const std::string plain = without_words(text);

@@ -36,5 +36,32 @@ TEST(ParseJson, InvalidJsonIsRefusedWithItsPosition) {
   }
 }
 
+TEST(ParseJson, NestingIsLimited) {
+  const auto nested = [](const std::string& open, int levels, const std::string& close) {
+    std::string text;
+    for (int i = 0; i < levels; ++i) text += open;
+    text += "1";
+    for (int i = 0; i < levels; ++i) text += close;
+    return text;
+  };
+  EXPECT_NO_THROW(parse_json(nested("[", 512, "]")));
+  EXPECT_NO_THROW(parse_json(nested("{\"a\":", 512, "}")));
+  // Brackets of texts, and of values side by side, are no levels.
+  EXPECT_EQ(parse_json("[\"" + std::string(1000, '[') + "\\\"{\"]")[0].get<std::string>().size(), 1002u);
+  EXPECT_EQ(parse_json("[[]" + nested(",[]", 1000, "").substr(0, 3000) + "]").size(), 1001u);
+  for (const auto& [open, close] :
+       {std::pair("[", "]"), std::pair("{\"a\":", "}"), std::pair("[{\"\\\\\":", "}]"), std::pair("[", "")})
+    for (const int levels : {513, 100'000}) {
+      const std::string text = nested(open, levels, close);
+      EXPECT_TRUE(parse_json_or_discard(text).is_discarded()) << open << levels;
+      try {
+        parse_json(text);
+        ADD_FAILURE() << open << levels;
+      } catch (const json::parse_error& e) {
+        EXPECT_NE(std::string(e.what()).find("nested more than 512 levels deep"), std::string::npos) << e.what();
+      }
+    }
+}
+
 }  // namespace
 }  // namespace md

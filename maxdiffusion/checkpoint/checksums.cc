@@ -11,6 +11,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 
 namespace md {
 namespace {
@@ -100,7 +101,7 @@ std::string to_json(const FileChecksums& files, uint64_t chunk_bytes) {
 }
 
 FileChecksums parse_checksums(const std::string& text, const std::string& file, uint64_t* chunk_bytes) {
-  const Json j = Json::parse(text, nullptr, false), files = member(j, "files"), chunk = member(j, "chunk_bytes");
+  const Json j = parse_json_or_discard(text), files = member(j, "files"), chunk = member(j, "chunk_bytes");
   check(files.is_object() && member(j, "algorithm") == kAlgorithm, Code::io,
         "read '{}': not JSON with the algorithm {} and an object 'files'", file, kAlgorithm);
   const uint64_t each = chunk.is_number_unsigned() ? chunk.get<uint64_t>() : kChunkBytes;
@@ -228,7 +229,7 @@ void verify_checksums(const std::string& folder, const std::string& part, Checks
 }
 
 bool matches_checksums(const std::string& path, const std::string& name, const std::string& checksums) {
-  const Json recorded = member(member(Json::parse(checksums, nullptr, false), "files"), name.c_str());
+  const Json recorded = member(member(parse_json_or_discard(checksums), "files"), name.c_str());
   std::error_code ec;
   return member(recorded, "bytes") == fs::file_size(path, ec) && !ec && member(recorded, "hash") == hash_of_file(path);
 }

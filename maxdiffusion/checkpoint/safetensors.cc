@@ -17,6 +17,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/gguf.h"
 #include "maxdiffusion/checkpoint/safetensors_dtype.h"
 #include "maxdiffusion/checkpoint/shard_files.h"
@@ -68,6 +69,7 @@ Json parse_unique(const std::string& file, std::string_view text, int unique_dep
     return true;
   };
   try {
+    check_json_depth(text);
     return Json::parse(text, note_key);
   } catch (const Json::exception& e) {
     refuse(file, fmt::format("the header is not JSON: {}", e.what()));
@@ -134,6 +136,25 @@ void check_layout(const std::string& file, std::vector<Entry>& entries, uint64_t
     refuse(file, fmt::format("{} bytes follow the last tensor, which ends at byte {}", data_bytes - at, at));
 }
 
+/// ComfyUI marks quantized modules by tensors MODULE.comfy_quant, or by the same objects in the metadata: these as
+/// tensors, so that readers know one form.
+HostArrays marks_of(const std::string& file, const std::map<std::string, std::string>& metadata) {
+  HostArrays out;
+  const auto found = metadata.find("_quantization_metadata");
+  if (found == metadata.end()) return out;
+  const Json marks = parse_json_or_discard(found->second);
+  const auto layers = marks.is_object() ? marks.find("layers") : marks.end();
+  if (!marks.is_object() || layers == marks.end() || !layers->is_object())
+    refuse(file, fmt::format("_quantization_metadata is {}; expected a JSON object with 'layers'", found->second));
+  for (const auto& [module, mark] : layers->items()) {
+    const std::string text = mark.dump();
+    HostArray bytes({DType::u8, {static_cast<int64_t>(text.size())}});
+    std::memcpy(bytes.mutable_data(), text.data(), text.size());
+    out.emplace(module + ".comfy_quant", std::move(bytes));
+  }
+  return out;
+}
+
 }  // namespace
 
 struct SafetensorsReader::OneFile {
@@ -185,6 +206,8 @@ SafetensorsReader::OneFile SafetensorsReader::read_one(const std::string& file, 
       out.tensors.emplace(e.name, std::move(copy));
     }
   }
+  for (auto& [name, mark] : marks_of(file, out.metadata))
+    if (out.tensors.emplace(name, std::move(mark)).second) out.offsets.emplace(name, kLengthBytes);  // in the header
   return out;
 }
 
@@ -342,8 +365,13 @@ SafetensorsReader SafetensorsReader::open(const std::string& path) {
   }
   for (const auto& [shard, one] : shards)
     for (const auto& [name, array] : one.tensors)
-      if (!r.tensors_.contains(name))
+      if (!r.tensors_.contains(name) && one.offsets.at(name) == kLengthBytes) {  // a mark of the metadata
+        r.tensors_.emplace(name, array);
+        r.files_[name] = fs::path(file).parent_path() / shard;
+        r.offsets_[name] = kLengthBytes;
+      } else if (!r.tensors_.contains(name)) {
         refuse(file, fmt::format("shard '{}' holds '{}', which the index does not name", shard, name));
+      }
   return r;
 }
 

@@ -6,6 +6,7 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors_dtype.h"
 
 namespace md {
@@ -83,7 +84,7 @@ std::string to_json(const ShardIndex& index) {
 
 ShardIndex parse_index(const std::string& text, const std::string& file) {
   ShardIndex index;
-  const Json j = Json::parse(text, nullptr, false);
+  const Json j = parse_json_or_discard(text);
   const auto arrays = j.is_object() ? j.find("arrays") : j.end();
   check(arrays != j.end() && arrays->is_object(), Code::io, "read '{}': not JSON with an object 'arrays'", file);
   for (const auto& [name, entry] : arrays->items()) index[name] = parse_array(file, name, entry);

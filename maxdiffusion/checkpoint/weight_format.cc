@@ -25,7 +25,50 @@ bool is_scale(const std::string& tensor) {
          std::ranges::any_of(kScales, [&](const char* end) { return tensor.ends_with(end); });
 }
 
+// ComfyUI's mark of a quantized module: MODULE.comfy_quant, bytes of a JSON object. Source: ComfyUI, comfy/ops.py and
+// QUANTIZATION.md.
+
+constexpr char kMark[] = ".comfy_quant";
+/// Fields that do not change what a matrix's weights are.
+constexpr std::array kNotOfWeights = {"full_precision_matrix_mult", "per_row", "orig_dtype", "linear_dtype"};
+
+/// Throws invalid_config naming the mark where it says more than that values are multiplied by their scales.
+void check_mark(const HostArrays& file, const std::string& tensor) {
+  const auto found = file.find(module_of(tensor) + kMark);
+  if (found == file.end() || !tensor.ends_with(".weight")) return;
+  const auto& [name, bytes] = *found;
+  const std::string text(reinterpret_cast<const char*>(bytes.data()), bytes.bytes());
+  const auto refuse = [&, &name = name](const std::string& what) {
+    throw Error(Code::invalid_config, fmt::format("'{}' is {}: {}, which is not supported", name, text, what))
+        .note("expected scaled float8 or int8 with one scale for the tensor or for each row, without rotation")
+        .note("try: a file of the same model in bfloat16, float16, scaled float8_e4m3fn or GGUF");
+  };
+  const nlohmann::json mark = bytes.dtype() == DType::u8 ? parse_json_or_discard(text) : nlohmann::json();
+  if (!mark.is_object()) refuse("not a JSON object");
+  const auto check_fields = [&](const nlohmann::json& fields) {
+    for (const auto& [field, value] : fields.items()) {
+      if (field == "format") {
+        const bool is_int8 = value == "int8_tensorwise", is_float8 = value == "float8_e4m3fn" || value == "float8_e5m2";
+        const DType type = file.at(tensor).dtype();
+        if (!is_int8 && !is_float8) refuse(fmt::format("format {}", value.dump()));
+        if (is_int8 ? type != DType::s8 : size_of(type) != 1 || !is_float(type))
+          refuse(fmt::format("format {} of a tensor that is {}", value.dump(), to_string(type)));
+      } else if (field == "convrot" || field == "convrot_groupsize") {
+        if (field == "convrot" && value != false) refuse("rotated weights (convrot)");
+      } else if (field != "params" && std::ranges::find(kNotOfWeights, field) == kNotOfWeights.end()) {
+        refuse(fmt::format("field '{}'", field));
+      }
+    }
+  };
+  check_fields(mark);
+  if (const auto params = mark.find("params"); params != mark.end()) {
+    if (!params->is_object()) refuse("field 'params'");
+    check_fields(*params);
+  }
+}
+
 std::optional<std::vector<std::string>> scale_beside(const HostArrays& file, const std::string& tensor) {
+  check_mark(file, tensor);
   const DType type = file.at(tensor).dtype();
   if (size_of(type) > 1 || !tensor.ends_with(".weight")) return std::nullopt;
   const std::string module = module_of(tensor);
@@ -47,7 +90,7 @@ std::optional<std::vector<std::string>> scale_beside(const HostArrays& file, con
 }
 
 bool is_scale_extra(const std::string& tensor) {
-  return tensor.ends_with(".scale_input") || tensor.ends_with(".input_scale") || tensor.ends_with(".comfy_quant") ||
+  return tensor.ends_with(".scale_input") || tensor.ends_with(".input_scale") || tensor.ends_with(kMark) ||
          tensor == "scaled_fp8" || tensor.ends_with(".scaled_fp8");
 }
 

@@ -170,6 +170,47 @@ TEST(WeightFormat, AFloat8WeightWithoutItsScaleIsAnErrorInAFileWithScalesAndPlai
       says(error_of(path, expected), "'a.weight' is f8e4m3fn without a scale, but the file holds 'scaled_fp8'"));
 }
 
+TEST(WeightFormat, MarksThatSayMoreThanScalesAreRefusedByName) {
+  const TemporaryFolder t;
+  const std::string path = t / "a.safetensors";
+  const std::vector<WantedWeight> expected{{"a.weight", {DType::f32, {2, 2}}}};
+  const HostArray int8 = HostArray::of<int8_t>({DType::s8, {2, 2}}, {{1, -2, 4, 5}}),
+                  float8 = HostArray::of<float>({DType::f32, {2, 2}}, {{1, -2, 4, 0.5F}}).cast(DType::f8e4m3fn),
+                  rows = HostArray::of<float>({DType::f32, {2, 1}}, {{3, 0.5F}});
+  const auto write = [&](const HostArray& weight, const std::string& mark, bool in_header) {
+    HostArrays file{{"a.weight", weight}, {"a.weight_scale", rows}};
+    const std::vector<uint8_t> bytes(mark.begin(), mark.end());
+    if (!in_header)
+      file["a.comfy_quant"] = HostArray::of<uint8_t>({DType::u8, {static_cast<int64_t>(bytes.size())}}, bytes);
+    std::map<std::string, std::string> metadata;
+    if (in_header) metadata["_quantization_metadata"] = R"({"format_version": "1.0", "layers": {"a": )" + mark + "}}";
+    write_safetensors(path, file, metadata);
+  };
+  for (const bool in_header : {false, true}) {
+    for (const char* mark :
+         {R"({"format": "int8_tensorwise"})", R"({"per_row": true})",
+          R"({"format": "int8_tensorwise", "params": {"convrot": false, "convrot_groupsize": 256}})"}) {
+      write(int8, mark, in_header);
+      EXPECT_EQ(load_weights(path, expected).at("a.weight").to_doubles(), (std::vector<double>{3, -6, 2, 2.5})) << mark;
+    }
+    write(float8, R"({"format": "float8_e4m3fn", "full_precision_matrix_mult": true})", in_header);
+    EXPECT_EQ(load_weights(path, expected).at("a.weight").to_doubles(), (std::vector<double>{3, -6, 2, 0.25}));
+    for (const auto& [mark, says_what] : {
+             std::pair(R"({"format": "int8_tensorwise", "convrot": true})", "rotated weights (convrot)"),
+             std::pair(R"({"convrot": true, "convrot_groupsize": 256, "per_row": true})", "rotated weights (convrot)"),
+             std::pair(R"({"format": "int8_tensorwise", "params": {"convrot": true}})", "rotated weights (convrot)"),
+             std::pair(R"({"format": "nvfp4"})", "format \"nvfp4\""),
+             std::pair(R"({"format": "float8_e4m3fn"})", "format \"float8_e4m3fn\" of a tensor that is s8"),
+             std::pair(R"({"format": "int8_tensorwise", "shift": 1})", "field 'shift'"),
+             std::pair("[1]", "not a JSON object"),
+         }) {
+      write(int8, mark, in_header);
+      const std::string error = error_of(path, expected);
+      EXPECT_TRUE(says(error, "a.comfy_quant") && says(error, says_what)) << mark << error;
+    }
+  }
+}
+
 TEST(WeightFormat, BlocksAreWrittenWithTheBytesOfThePublishedPackage) {
   const HostArrays golden = SafetensorsReader::open(kFiles + "written.safetensors").tensors();
   const HostArray& x = golden.at("x");

@@ -15,6 +15,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/lora/lora_metadata.h"
 
@@ -824,7 +825,7 @@ std::string write_peft_lora(const std::string& folder, const LoraFile& lora, con
       dora |= w.kind->name() == "dora";
       strengths[denoiser][name_in_patterns(module)] = {w.kind->rank(w.dims()), w.alpha};
     }
-    if (!lokr.empty()) others.update(json::parse(peft_config(lokr, denoiser)));
+    if (!lokr.empty()) others.update(parse_json(peft_config(lokr, denoiser)));
   }
   if (arrays.empty()) return "";
   metadata["format"] = "pt";

@@ -9,6 +9,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/this_machine.h"
 
 namespace md {
@@ -24,7 +25,7 @@ constexpr auto kFlushInterval = std::chrono::seconds(5);
 std::string kept_lines(const std::string& text, int64_t last, std::vector<Json>& objects) {
   std::string retained;
   for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
-    Json j = Json::parse(text.begin() + static_cast<long>(at), text.begin() + static_cast<long>(end), nullptr, false);
+    Json j = parse_json_or_discard(std::string_view(text).substr(at, end - at));
     if (!j.is_object() || !j.contains("step") || !j["step"].is_number()) continue;
     if (const double step = j["step"].get<double>(); step < 1 || step > static_cast<double>(last)) continue;
     retained.append(text, at, end + 1 - at);

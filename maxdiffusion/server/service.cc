@@ -1,5 +1,6 @@
 #include "maxdiffusion/server/service.h"
 
+#include <arpa/inet.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -38,8 +39,11 @@ std::string without_port(const std::string& host) {
   return colon == host.npos || host.ends_with(']') ? host : host.substr(0, colon);
 }
 
+/// By number where it is an address: "127.0.0.1.example" is a name that anyone's DNS may answer for.
 bool is_this_machine(const std::string& host) {
-  return host == "localhost" || host == "::1" || host == "[::1]" || host.starts_with("127.");
+  in_addr address{};
+  if (inet_pton(AF_INET, host.c_str(), &address) == 1) return ntohl(address.s_addr) >> 24 == 127;
+  return host == "localhost" || host == "::1" || host == "[::1]";
 }
 
 const Interface& interface_of(const std::string& path) {

@@ -71,7 +71,15 @@ TEST(ServerAccess, PagesOfOtherPlacesAreRefused) {
   const TestServer server(tiny());
   EXPECT_EQ(server.get("/v1/models", {"Host: evil.example"}).status, 403);
   EXPECT_EQ(server.get("/", {"Host: evil.example:7860"}).status, 403);
-  EXPECT_EQ(server.get("/v1/models", {"Host: localhost:1"}).status, 200);
+  for (const char* host : {"127.evil.example", "127.0.0.1.evil.example:7860", "127.0.0.1x", "127.1", "128.0.0.1", "0"})
+    EXPECT_EQ(server.get("/v1/models", {fmt::format("Host: {}", host)}).status, 403) << host;
+  EXPECT_EQ(server.get("/v1/models", {"Origin: http://127.evil.example"}).status, 403);
+  for (const char* host : {"localhost:1", "127.0.0.1", "127.8.9.10:80", "[::1]:80"})
+    EXPECT_EQ(server.get("/v1/models", {fmt::format("Host: {}", host)}).status, 200) << host;
+  // JSON of 100,000 levels is refused, and the server goes on.
+  const std::string deep(100'000, '[');
+  for (const char* path : {"/v1/images/generations", "/sdapi/v1/txt2img"})
+    EXPECT_EQ(server.send(server.request("POST", path, deep, {"Content-Type: application/json"})).status, 400) << path;
   EXPECT_EQ(server.get("/v1/models", {"Origin: https://evil.example"}).status, 403);
   EXPECT_EQ(server.get("/v1/models", {"Origin: null"}).status, 403);
   EXPECT_EQ(server.get("/v1/models", {fmt::format("Origin: http://127.0.0.1:{}", server.port())}).status, 200);
