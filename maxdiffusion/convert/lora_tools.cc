@@ -183,7 +183,10 @@ void resize_lora(const std::string& from, const std::string& to, const ResizeKey
   });
   for (const char* rank : {"ss_network_dim", "ss_network_alpha"})
     if (file.metadata.contains(rank)) file.metadata[rank] = "Dynamic";
-  file.metadata.erase("lora_adapter_metadata");  // its values are in the matrices
+  std::erase_if(file.metadata, [](const auto& m) {  // their values are in the matrices
+    const std::string name = m.first.substr(m.first.rfind('.') + 1);
+    return name == "lora_adapter_metadata" || name == "lora_alpha" || name == "network_alpha" || name == "alpha";
+  });
   write_safetensors(to, out, file.metadata);
   for (const auto& [part, values] : ranks)
     fmt::print("{}: rank {}; {:.2f} % of the sum of squares kept\n", part.empty() ? "all" : part, counted(values),

@@ -48,6 +48,8 @@ constexpr Ending kEndings[] = {
     {".alpha", Part::alpha},
     {".diff", Part::weight},
     {".diff_b", Part::bias},
+    {".w_norm", Part::weight},  // LyCORIS' differences of norms
+    {".b_norm", Part::bias},
     {".diff_m", Part::modulation},
 };
 
@@ -64,8 +66,16 @@ constexpr std::pair<const char*, const char*> kBeginnings[] = {{"diffusion_model
                                                                {"text_encoders.t5xxl.transformer.", "text_encoder_2"}};
 
 /// Parts of keys of methods that are not read.
-constexpr std::pair<const char*, const char*> kOtherMethods[] = {
-    {".oft_", "OFT"}, {".hada_t", "LoHa with a core tensor"}, {".lokr_t", "LoKr with a core tensor"}};
+constexpr std::pair<const char*, const char*> kOtherMethods[] = {{".oft_", "OFT"},
+                                                                 {".boft_", "BOFT"},
+                                                                 {".hada_t", "LoHa with a core tensor"},
+                                                                 {".a1.weight", "GLoRA"},
+                                                                 {".a2.weight", "GLoRA"},
+                                                                 {".b1.weight", "GLoRA"},
+                                                                 {".b2.weight", "GLoRA"},
+                                                                 {".vera_lambda_", "VeRA"},
+                                                                 {".lokr_t", "LoKr with a core tensor"},
+                                                                 {"lora_controlnet", "Control-LoRA"}};
 /// And where only LoRA is.
 constexpr std::pair<const char*, const char*> kOtherKinds[] = {{".dora_scale", "DoRA"},
                                                                {".lora_magnitude_vector", "DoRA"},
@@ -128,6 +138,17 @@ void check_method(const std::string& path, const std::string& key, bool lora_alo
   for (const auto& [mark, method] : kOtherMethods)
     check(key.find(mark) == key.npos, Code::invalid_config, "LoRA '{}': key '{}' is of {}, which is not supported",
           path, key, method);
+}
+
+/// Whether a key is for the image input of cross-attention, which LoRA files of Wan's image-to-video models have:
+/// diffusers 0.42 loads the rest of such a file into a text-to-video model.
+bool is_of_image_input(const std::string& key) {
+  return std::ranges::any_of(
+             std::initializer_list<std::string_view>{"cross_attn", "attn2", "img_emb", "image_embedder"},
+             [&](auto layer) { return key.find(layer) != key.npos; }) &&
+         std::ranges::any_of(std::initializer_list<std::string_view>{"k_img", "v_img", "add_k_proj", "add_v_proj",
+                                                                     "norm_added_k", "img_emb", "image_embedder"},
+                             [&](auto part) { return key.find(part) != key.npos; });
 }
 
 /// Null if no suffix matches.
@@ -281,9 +302,16 @@ void keep_own_ranks(std::map<const LoraTarget*, Found>& found) {
 /// Sets alpha of what was found: the file's, the metadata's, else the rank.
 void set_alpha(Found& f, int64_t rank, const LoraMetadata& metadata, const std::string& name) {
   const bool in_metadata = metadata.covers(f.component);
-  check(f.alpha_key.empty() || !in_metadata, Code::io, "LoRA for {}: alpha is given twice, by '{}' and by the metadata",
-        name, f.alpha_key);
-  if (in_metadata)
+  if (!f.alpha_key.empty() && f.pair.alpha == 0) {
+    metadata.warn(fmt::format("'{}' is 0 and counts as the rank, as in kohya's trainers; diffusers adds nothing then",
+                              f.alpha_key));
+  } else if (in_metadata && !f.alpha_key.empty() && rank > 0) {
+    const double other = metadata.alpha(f.component, f.module, rank), rounding = 0.01;  // bf16 has 8 bits
+    if (std::abs(other - f.pair.alpha) > rounding * std::abs(other))
+      metadata.warn(fmt::format("'{}' is {}, but the metadata has alpha {}; the tensor counts", f.alpha_key,
+                                f.pair.alpha, other));
+  }
+  if (in_metadata && f.alpha_key.empty())
     f.pair.alpha = metadata.alpha(f.component, f.module, rank);
   else if (f.pair.alpha_in_file = f.pair.alpha != 0; !f.pair.alpha_in_file)
     f.pair.alpha = static_cast<double>(rank);
@@ -718,13 +746,30 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
   LoraFile lora{.name = path};
   std::map<const LoraTarget*, Found> found;
   std::map<const LoraTarget*, std::string> difference_keys;
-  std::vector<std::string> unread;
+  std::vector<std::string> unread, of_image_input, fused;
+  std::set<const LoraTarget*> split;  // have matrices of their own
+  for (const auto& [key, array] : file.tensors()) {
+    check_method(path, key);
+    const std::optional<Key> k = understood(key, targets, file.tensors());
+    if (!k || k->part != Part::down) continue;
+    for (const LoraPlace& place : places_of(*k, targets, meant))
+      if (place.parts == 1) split.insert(place.target);
+  }
   for (const auto& tensor : file.tensors()) {
     const std::string& key = tensor.first;
     const HostArray& array = tensor.second;
-    check_method(path, key);
     const std::optional<Key> k = understood(key, targets, file.tensors());
     const std::vector<LoraPlace> places = k ? places_of(*k, targets, meant) : std::vector<LoraPlace>();
+    const bool is_pair = k && (k->part == Part::down || k->part == Part::up || k->part == Part::alpha);
+    if (is_pair && !places.empty() &&
+        std::ranges::all_of(places, [&](const LoraPlace& p) { return p.parts > 1 && split.contains(p.target); })) {
+      fused.push_back(key);
+      continue;
+    }
+    if (places.empty() && is_of_image_input(key)) {
+      of_image_input.push_back(key);
+      continue;
+    }
     if (places.empty() || !(is_float(array.dtype()) || k->part == Part::alpha || k->name == kOnInput)) {
       unread.push_back(key);
       continue;
@@ -771,6 +816,12 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
       }
     }
   }
+  if (!fused.empty())
+    log_warning("LoRA '{}': {} of {} keys are left out, as diffusers does: their parts have matrices of their own: {}",
+                path, fused.size(), file.tensors().size(), listed(fused));
+  if (!of_image_input.empty())
+    log_warning("LoRA '{}': {} of {} keys are left out, as diffusers does: this model has no image input: {}", path,
+                of_image_input.size(), file.tensors().size(), listed(of_image_input));
   if (!unread.empty()) {
     Error e(Code::io, fmt::format("LoRA '{}': {} of {} keys have no place in this model", path, unread.size(),
                                   file.tensors().size()));

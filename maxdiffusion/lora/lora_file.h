@@ -53,16 +53,19 @@ std::string summary(const LoraFile& lora);
 ///               the original model's names
 ///   XLabs       double_blocks.0.processor.qkv_lora1.down.weight
 ///   ComfyUI     diffusion_model.….lora_up.weight or .lora_B.weight, with the original model's names
-/// alpha: the file's own; else lora_alpha of its metadata (`lora_adapter_metadata` of diffusers, or adapter_config.json
-/// of PEFT's adapter_model.safetensors) with alpha_pattern and use_rslora; else, and where kohya's is 0, the rank.
-/// Matrices get the rank of their target's dims (1×1 convolutions are linear layers, and down matrices of others may be
-/// flat). The suffix .diff is a difference of a module's weight, .diff_b of its bias, .diff_m of its modulation. A
-/// tensor of the original model that is several weights in diffusers is split, each with its part of the rank. Arrays
-/// borrow the memory map. LyCORIS' and PEFT's names of dora, loha, lokr and ia3 have the same beginnings; matrices of
-/// LoCon's with a core tensor become plain ones. With several denoisers, names without a component, or with the first
-/// one's, refer to `denoiser`; if it is empty, to `component` of the file's metadata, else to the first. Throws io
-/// listing all unknown keys and keys without a target, incomplete pairs, and both shapes of mismatches; invalid_config
-/// for OFT, for core tensors of LoHa and LoKr, and for PEFT options that change the formula.
+/// alpha: the file's own, with a warning where the metadata differs; else lora_alpha of its metadata
+/// (`lora_adapter_metadata` of diffusers, or adapter_config.json of PEFT's adapter_model.safetensors) with
+/// alpha_pattern and use_rslora, or lora_alpha, network_alpha, alpha or ss_network_alpha there; else, and where kohya's
+/// is 0, the rank. Left out with a warning, as diffusers does: fused matrices next to those of their parts, and keys of
+/// an image input that the model lacks. Matrices get the rank of their target's dims (1×1 convolutions are linear
+/// layers, and down matrices of others may be flat). The suffix .diff is a difference of a module's weight, .diff_b of
+/// its bias, .diff_m of its modulation. A tensor of the original model that is several weights in diffusers is split,
+/// each with its part of the rank. Arrays borrow the memory map. LyCORIS' and PEFT's names of dora, loha, lokr and ia3
+/// have the same beginnings; matrices of LoCon's with a core tensor become plain ones. With several denoisers, names
+/// without a component, or with the first one's, refer to `denoiser`; if it is empty, to `component` of the file's
+/// metadata, else to the first. Throws io listing all unknown keys and keys without a target, incomplete pairs, and
+/// both shapes of mismatches; invalid_config for OFT, for core tensors of LoHa and LoKr, and for PEFT options that
+/// change the formula.
 LoraFile read_lora(const std::string& path, const LoraTargets& targets, const std::string& denoiser = "");
 
 /// A pair of matrices under the file's names, for tools without the model.

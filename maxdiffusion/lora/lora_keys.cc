@@ -27,11 +27,26 @@ constexpr const char* kOfDenoisers[] = {"high_noise_weight_name", "low_noise_wei
 constexpr const char* kFields[] = {kPaths,         "weight_name", kOfDenoisers[0], kOfDenoisers[1],
                                    "adapter_name", "rank",        "scale",         "from_pt"};
 
+/// The file that a folder means: diffusers' or PEFT's name, else its only one.
+std::string file_in(const std::string& folder) {
+  for (const char* name : {kFileName, "adapter_model.safetensors"})
+    if (fs::exists(folder + "/" + name)) return folder + "/" + name;
+  std::vector<std::string> names;
+  for (const auto& entry : fs::directory_iterator(folder))
+    if (entry.path().extension() == ".safetensors") names.push_back(entry.path().filename().string());
+  std::ranges::sort(names);
+  if (names.size() > 1)
+    throw Error(Code::invalid_config, fmt::format("LoRA '{}' is a folder with {} .safetensors files: {}; expected one",
+                                                  folder, names.size(), fmt::join(names, ", ")))
+        .note(fmt::format("try: lora_files={}/{}", folder, names[0]));
+  return folder + "/" + (names.empty() ? kFileName : names[0]);
+}
+
 std::string file_of(std::string path, const std::string& weight_name) {
   if (!fs::exists(path) && fs::path(path).extension() != ".safetensors") path = local_folder(path);
   std::string file = path;
   if (fs::is_directory(path))
-    file = path + "/" + (weight_name.empty() ? kFileName : weight_name);
+    file = weight_name.empty() ? file_in(path) : path + "/" + weight_name;
   else
     check(weight_name.empty() || fs::path(path).filename() == weight_name, Code::invalid_config,
           "LoRA '{}' is not a folder that holds weight_name '{}'", path, weight_name);

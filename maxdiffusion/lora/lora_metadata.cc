@@ -10,6 +10,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/lora/adapter.h"
 #include "maxdiffusion/lora/layer_pattern.h"
@@ -92,6 +93,24 @@ LoraMetadata LoraMetadata::read(const std::string& path, const std::map<std::str
     for (const auto& [component, config] : apart)
       m.components_[component] = std::make_shared<Component>(where + " of " + component, config);
   }
+  // Without PEFT's JSON, texts of the header: "lora_alpha" or "transformer.lora_alpha".
+  if (m.components_.empty())
+    for (const char* name : {"ss_network_alpha", "alpha", "network_alpha", "lora_alpha"})  // the last one counts
+      for (const auto& [key, value] : file_metadata) {
+        const size_t dot = key.rfind('.');
+        if (key.substr(dot == key.npos ? 0 : dot + 1) != name) continue;
+        const json alpha = parse_json_or_discard(value);
+        if (value == "None" || value == "null" || (alpha.is_number() && alpha.get<double>() == 0))
+          continue;                        // the rank
+        if (value == "Dynamic") continue;  // tensors have it
+        if (!alpha.is_number()) {
+          log_warning("LoRA '{}': {} of the metadata is '{}', not a number; it is not used", path, key, value);
+          continue;
+        }
+        m.components_[dot == key.npos ? "" : key.substr(0, dot)] =
+            std::make_shared<Component>(path, json{{"lora_alpha", alpha}});
+      }
+  m.path_ = path;
   const std::filesystem::path file(path), config = file.parent_path() / "adapter_config.json";
   if (file.filename() == "adapter_model.safetensors" && exists(config.string()))
     m.components_[""] =
@@ -103,6 +122,11 @@ const LoraMetadata::Component* LoraMetadata::find(const std::string& component) 
   auto it = components_.find(component);
   if (it == components_.end()) it = components_.find("");
   return it == components_.end() ? nullptr : it->second.get();
+}
+
+void LoraMetadata::warn(const std::string& doubt) const {
+  if (!warned_) log_warning("LoRA '{}': {}", path_, doubt);
+  warned_ = true;
 }
 
 bool LoraMetadata::covers(const std::string& component) const { return find(component) != nullptr; }

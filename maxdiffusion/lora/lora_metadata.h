@@ -13,9 +13,9 @@ namespace md {
 
 class LoraMetadata {
  public:
-  /// From the metadata of the safetensors file at `path`, and from adapter_config.json in its folder if the file has
-  /// PEFT's name. Throws invalid_config for text that is not JSON and for options that change the formula (a
-  /// bias, changed base weights), naming them.
+  /// From the metadata of the safetensors file at `path` (PEFT's JSON, else texts such as "transformer.lora_alpha"),
+  /// and from adapter_config.json in its folder if the file has PEFT's name. Throws invalid_config for text that is not
+  /// JSON and for options that change the formula (a bias, changed base weights), naming them.
   static LoraMetadata read(const std::string& path, const std::map<std::string, std::string>& file_metadata);
   /// Whether the metadata has values for the component (or for every component).
   bool covers(const std::string& component) const;
@@ -24,7 +24,12 @@ class LoraMetadata {
   /// Whether PEFT's feedforward_modules name the module.
   bool scales_input(const std::string& component, const std::string& module) const;
 
+  /// Logs the first of what is doubtful about the file's alpha.
+  void warn(const std::string& doubt) const;
+
  private:
+  std::string path_;
+  mutable bool warned_ = false;
   struct Component;
   const Component* find(const std::string& component) const;
   std::map<std::string, std::shared_ptr<const Component>> components_;  // "": every one

@@ -44,6 +44,18 @@ TEST_F(LoraKeyTest, NameFilesAndScalesOnTheCommandLine) {
   EXPECT_TRUE(chosen_loras(parsed("")).empty());
 }
 
+TEST_F(LoraKeyTest, NameFoldersOfOneFileOrOfPeft) {
+  const std::string one = file("one/style.safetensors"), peft = file("peft/adapter_model.safetensors");
+  file("peft/other.safetensors"), file("two/a.safetensors"), file("two/b.safetensors");
+  const auto path = [&](const char* name) {
+    return chosen_loras(parsed("", {"lora_files=" + (folder / name)}))[0].path;
+  };
+  EXPECT_EQ(path("one"), one);
+  EXPECT_EQ(path("peft"), peft);
+  EXPECT_NE(refusal("", {"lora_files=" + (folder / "two")}).find("2 .safetensors files: a.safetensors, b.safetensors"),
+            std::string::npos);
+}
+
 TEST_F(LoraKeyTest, NameBlocksStepsAndTextScalesOfEachFile) {
   const std::string a = "lora_files=" + file("a.safetensors"), both = a + "," + file("b.safetensors");
   auto chosen = chosen_loras(parsed("", {a, "lora_block_weights=1,0,.5", "lora_steps=5-10", "lora_text_scales=0"}));

@@ -103,6 +103,19 @@ TEST_F(TransformerLora, TakesItsAlphaFromTheMetadataOfEitherDenoiser) {
   }
 }
 
+TEST_F(TransformerLora, OfImageToVideoIsUsedWithoutItsImageInput) {
+  const std::string block = "diffusion_model.blocks.1.cross_attn.";
+  HostArrays all = pair(block + "o");
+  for (const char* module : {"k_img", "v_img"}) all.merge(pair(block + module));
+  all[block + "k_img.diff_b"] = all[block + "norm_k_img.diff"] = counted({8});
+  const LoraFile rest = read(pair(block + "o")), lora = read(all);
+  EXPECT_EQ(only(lora), "transformer/blocks.1.attn2.to_out.0.weight");
+  EXPECT_TRUE(lora.differences.empty() && lora.adapters.empty());
+  EXPECT_EQ(lora.pairs.begin()->second.begin()->second.up.to_doubles(),
+            rest.pairs.begin()->second.begin()->second.up.to_doubles());
+  EXPECT_TRUE(contains(refusal(pair("diffusion_model.blocks.1.self_attn.k_img")), "have no place"));
+}
+
 TEST_F(TransformerLora, OfPatchesMayBeFlat) {
   for (const Dims& down : {Dims{3, 4, 1, 2, 2}, Dims{3, 16}})
     for (const Dims& up : {Dims{8, 3, 1, 1, 1}, Dims{8, 3}}) {

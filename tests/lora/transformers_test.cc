@@ -83,6 +83,28 @@ TEST_P(TransformerLora, WrittenForOtherProgramsHasTheOriginalNamesAndRoundTrips)
   }
 }
 
+TEST_P(TransformerLora, NamesOfPartsCountBeforeThoseOfTheFusedTensor) {
+  if (GetParam().parts == 1) return;  // no tensor is fused
+  HostArrays split;
+  LoraFile expected;
+  for (int64_t i = 0; i < GetParam().parts; ++i) {
+    const std::string& layer = GetParam().attention[static_cast<size_t>(i)];
+    const LoraPair p = pair(layer);
+    expected.pairs["transformer"][layer + ".weight"] = {.down = p.down, .up = p.up, .alpha = 2};
+    split["transformer." + layer + ".lora_A.weight"] = p.down;
+    split["transformer." + layer + ".lora_B.weight"] = p.up;
+  }
+  HostArrays both = split;
+  const int64_t width = GetParam().width, parts = GetParam().parts;
+  both["diffusion_model." + GetParam().comfyui + ".lora_A.weight"] = pair("fused").down;
+  both["diffusion_model." + GetParam().comfyui + ".lora_B.weight"] = HostArray::of<float>(
+      {DType::f32, {parts * width, 2}}, std::vector<float>(static_cast<size_t>(parts * width * 2), 1));
+  write_safetensors(folder / "split.safetensors", split);
+  write_safetensors(folder / "both.safetensors", both);
+  expect_equal(read(folder / "split.safetensors"), expected);
+  expect_equal(read(folder / "both.safetensors"), expected);
+}
+
 INSTANTIATE_TEST_SUITE_P(
     Lora, TransformerLora,
     testing::Values(
