@@ -6,6 +6,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <regex>
 #include <set>
 #include <utility>
 
@@ -172,6 +173,44 @@ void check_optimizer(const CheckpointReader& reader, const std::string& optimize
   }
 }
 
+/// A parameter's name with '*' for each number of a layer, so that stacked and single layers have the same name.
+std::string without_layer_numbers(const std::string& input) {
+  static const std::regex number(R"(\.[0-9]+(?=\.))");
+  return std::regex_replace(input, number, ".*");
+}
+
+/// Throws invalid_config if the checkpoint holds something trained that this run does not train: the checkpoints of
+/// this run would lack it.
+void check_nothing_trained_is_dropped(const CheckpointReader& reader, const ParamTable& params, const StateInfo& info) {
+  std::set<std::string> components, trained;
+  for (const Param& p : params.params())
+    if (p.trainable) components.insert(p.model), trained.insert(without_layer_numbers(p.input));
+  std::set<std::string> prefixes = {state_prefix::kAverage, state_prefix::kMaster};
+  for (const std::string& name : optimizer_names()) {
+    OptimConfig config;
+    config.optimizer = name;
+    for (const std::string& prefix : state_prefixes(*make_optimizer(config))) prefixes.insert(prefix);
+  }
+  const auto refuse = [&](const std::string& what) {
+    throw Error(Code::invalid_config,
+                fmt::format("checkpoint {} holds '{}', which this run does not train and its checkpoints would lack",
+                            reader.folder(), what))
+        .note(
+            fmt::format("try: the keys of the run that wrote it (train_lora, train_text_encoder, train_expert, …); or "
+                        "another run_name, with pretrained_model_name_or_path={} to train on from its weights",
+                        reader.folder()));
+  };
+  for (const std::string& component : info.trained)
+    if (!components.contains(component)) refuse(component);
+  for (const auto& [name, array] : reader.arrays()) {
+    if (array.shape.rank() == 0 || name.starts_with("weights/")) continue;  // array_of_weight
+    std::string input = name;
+    for (const std::string& prefix : prefixes)
+      if (name.starts_with(prefix)) input = name.substr(prefix.size());
+    if (!trained.contains(without_layer_numbers(input))) refuse(name);
+  }
+}
+
 /// The contents of one checkpoint: the parts for devices of this process. Throws io if it is damaged.
 HostState read_state(const Devices& devices, const ParamTable& params, const StateSource& from, int64_t at,
                      const StepOptions& step) {
@@ -181,6 +220,7 @@ HostState read_state(const Devices& devices, const ParamTable& params, const Sta
   reader.warn_of_configs();
   const StateInfo info = parse_state_info(reader.state_json(), below(folder, kState), at);
   check_optimizer(reader, step.optim.optimizer);
+  check_nothing_trained_is_dropped(reader, params, info);
   StateReader read(devices, params, step, reader);
   std::vector<StateSlot> slots = state_slots(step);
   slots.push_back({state_prefix::kMaster});
@@ -351,6 +391,11 @@ StateInfo parse_state_info(const std::string& text, const std::string& file, int
   check(seed != j.end() && seed->is_number_integer(), Code::io, "read '{}': 'seed' is {}; expected a whole number",
         file, seed == j.end() ? "missing" : seed->dump());
   s.seed = seed->get<uint64_t>();
+  for (const json& component : j.value("trained", json::array())) {
+    check(component.is_string(), Code::io, "read '{}': 'trained' holds {}; expected names of components", file,
+          component.dump());
+    s.trained.push_back(component);
+  }
   return s;
 }
 
@@ -512,7 +557,12 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
         bytes_text(bytes), bytes_text(step_bytes_), bytes_text(free));
   std::function<NamedShards()> values = [in_place] { return in_place; };
   if (copied) values = fetch_all(devices_, arrays);
-  writer_.save(at, [values = std::move(values), info = info_of(at, position, seed_), at, this] {
+  json info = info_of(at, position, seed_);
+  std::set<std::string> trained;
+  for (const Param& p : programs_.params().params())
+    if (p.trainable) trained.insert(p.model);
+  info["trained"] = trained;
+  writer_.save(at, [values = std::move(values), info = std::move(info), at, this] {
     NamedShards state = values();
     if (devices_.replicas() > 1) check_replicas(state, at);
     if (devices_.replica() > 0) return CheckpointContent();  // replica 0 writes the common state

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "maxdiffusion/data/records/position.h"
 
@@ -12,6 +13,7 @@ struct StateInfo {
   int64_t step = 0;
   uint64_t seed = 0;
   Position data;
+  std::vector<std::string> trained;  // components; empty in checkpoints of versions that did not record them
 };
 /// `file`: source of the text, in the checkpoint of `step`. Throws io naming a field that is missing or out of range.
 StateInfo parse_state_info(const std::string& text, const std::string& file, int64_t step);

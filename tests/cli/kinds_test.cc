@@ -133,6 +133,11 @@ TEST_F(Kinds, TheTextEncoderIsTrainedWithTheUNet) {
   o = train("both", {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false", "max_train_steps=4"});
   EXPECT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, "continues from")) << o.err;
+  // Without its key the run's next checkpoints would lack the trained text encoder.
+  const Outcome refused = train("both", {"max_train_steps=6"});
+  EXPECT_TRUE(contains(refused.err, "holds 'text_encoder', which this run does not train")) << refused.err;
+  EXPECT_EQ(refused.status, 2);
+  EXPECT_FALSE(exists(t / "both/checkpoints/6"));
   // The last step used the key's default, a small fraction of the rate before.
   auto moved = [&](int from, int to) {
     auto floats = [&](int step) {
@@ -352,6 +357,14 @@ TEST_F(Kinds, LoraIsTrainedSavedResumedAndSampled) {
   };
   EXPECT_GT(largest_difference("png_plain"), 10);
   EXPECT_LE(largest_difference("png_own"), 1);  // rounding error
+
+  // The same run without its key is refused: its checkpoints would lack the matrices, and older ones would be deleted.
+  const std::string trained = weights("lora", "pytorch_lora_weights.safetensors");
+  o = train("lora", {"max_train_steps=9", "checkpoint_every=1"});
+  EXPECT_EQ(o.status, 2) << o.err;
+  EXPECT_TRUE(contains(o.err, "which this run does not train") && contains(o.err, "train_lora")) << o.err;
+  EXPECT_EQ(weights("lora", "pytorch_lora_weights.safetensors"), trained);
+  EXPECT_FALSE(exists(t / "lora/checkpoints/4"));
 
   o = train("init", {"train_lora=true", "lora_rank=2", "lora_alpha=1",
                      "lora_init=" + checkpoint + "/pytorch_lora_weights.safetensors"});
