@@ -1,12 +1,15 @@
 #include "maxdiffusion/media/decode.h"
 
-#include <cstring>
+#include <algorithm>
 #include <memory>
+#include <span>
 #include <string_view>
+#include <utility>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/media/decode_image.h"
+#include "maxdiffusion/media/orientation.h"
 #include "maxdiffusion/media/video_library.h"
 
 namespace md {
@@ -15,8 +18,9 @@ namespace {
 constexpr int64_t kMaxPixels = 200'000'000;  // 600 MB as RGB; above any camera's
 
 /// The first frame; transparent pixels over white.
-DecodedImage decode_by_libav(std::string_view bytes, const std::string& name) {
-  const std::unique_ptr<VideoReader> reader = video_library().open(bytes, name, 1);
+DecodedImage decode_by_libav(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions&) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  const std::unique_ptr<VideoReader> reader = video_library().open(text, name, 1, true);
   const ImageSize size = reader->size();
   check_image_size(size.height, size.width, name);
   const std::unique_ptr<VideoFrame> frame = reader->next();
@@ -24,6 +28,26 @@ DecodedImage decode_by_libav(std::string_view bytes, const std::string& name) {
   DecodedImage p{.rgb = HostArray(Shape{DType::u8, {size.height, size.width, 3}}), .size = {size.height, size.width}};
   frame->rgb(p.rgb.mutable_view<uint8_t>().data());
   return p;
+}
+
+/// A format whose files have `signature` at byte `at`, and start with `start`.
+struct Format {
+  std::string_view start, signature;
+  size_t at;
+  DecodedImage (*decode)(std::span<const uint8_t>, const std::string&, const DecodeOptions&);
+};
+constexpr Format kFormats[] = {
+    {"", "\x89PNG\r\n\x1a\n", 0, decode_png}, {"", "\xff\xd8\xff", 0, decode_jpeg},
+    {"RIFF", "WEBP", 8, decode_webp},         {"", "GIF8", 0, decode_by_libav},
+    {"", "BM", 0, decode_by_libav},           {"", {"II*\0", 4}, 0, decode_by_libav},
+    {"", {"MM\0*", 4}, 0, decode_by_libav},   {"", "ftypavif", 4, decode_by_libav},
+    {"", "ftypavis", 4, decode_by_libav},
+};
+const Format* format_of(std::string_view bytes) {
+  const auto* const found = std::ranges::find_if(kFormats, [&](const Format& f) {
+    return bytes.starts_with(f.start) && bytes.size() >= f.at && bytes.substr(f.at).starts_with(f.signature);
+  });
+  return found == std::end(kFormats) ? nullptr : found;
 }
 
 }  // namespace
@@ -51,22 +75,25 @@ DecodedImage from_rgba(const HostArray& rgba, bool apart) {
 }
 
 DecodedImage decode_stored_image(const void* data, size_t size, const std::string& name, const DecodeOptions& options) {
-  const std::span<const uint8_t> bytes(static_cast<const uint8_t*>(data), size);
   const std::string_view text(static_cast<const char*>(data), size);
   check(size > 0, Code::io, "{}: the file is empty", name);
-  if (text.starts_with("\x89PNG\r\n\x1a\n")) return decode_png(bytes, name, options);
-  if (text.starts_with("\xff\xd8\xff")) return decode_jpeg(bytes, name, options);
-  if (text.starts_with("RIFF") && text.size() >= 12 && text.substr(8, 4) == "WEBP")
-    return decode_webp(bytes, name, options);
-  if (text.starts_with("GIF8") || text.starts_with("BM") || text.starts_with(std::string_view("II*\0", 4)) ||
-      text.starts_with(std::string_view("MM\0*", 4)) ||
-      (text.size() >= 12 && (text.substr(4, 8) == "ftypavif" || text.substr(4, 8) == "ftypavis")))
-    return decode_by_libav(text, name);
-  std::string start;
-  for (uint8_t b : bytes.first(std::min<size_t>(size, 8)))
-    start += fmt::format("{}{:02x}", start.empty() ? "" : " ", b);
-  fail(Code::io, "{}: not a PNG, JPEG, WebP, GIF, BMP, TIFF or AVIF image (starts with {})", name, start);
+  const Format* format = format_of(text);
+  if (!format) {
+    std::string start;
+    for (const char c : text.substr(0, 8))
+      start += fmt::format("{}{:02x}", start.empty() ? "" : " ", static_cast<uint8_t>(c));
+    fail(Code::io, "{}: not a PNG, JPEG, WebP, GIF, BMP, TIFF or AVIF image (starts with {})", name, start);
+  }
+  const std::span<const uint8_t> bytes(static_cast<const uint8_t*>(data), size);
+  DecodedImage image = format->decode(bytes, name, options);
+  const int orientation = stored_orientation(bytes);
+  if (orientation >= 5) std::swap(image.size.height, image.size.width);
+  image.rgb = upright(std::move(image.rgb), orientation);
+  image.alpha = upright(std::move(image.alpha), orientation);
+  return image;
 }
+
+bool has_image_signature(std::string_view bytes) { return format_of(bytes) != nullptr; }
 
 HostArray decode_image_bytes(const void* data, size_t size, const std::string& name, int64_t side) {
   return decode_stored_image(data, size, name, {.side = side}).rgb;

@@ -1,5 +1,6 @@
 // Decoders of single formats, chosen by decode_stored_image (decode.cc) from the first bytes. All satisfy the contract
-// of decode_stored_image, and throw io "<name>: <format>: <reason>".
+// of decode_stored_image, but give images as stored: their orientation is applied there. They throw io
+// "<name>: <format>: <reason>".
 #pragma once
 
 #include <cstdint>

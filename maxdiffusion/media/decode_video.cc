@@ -66,9 +66,9 @@ class ImageSequence : public VideoReader {
   size_t at_ = 0;
 };
 
+/// GIF and sequences in AVIF are videos.
 bool is_image(std::string_view bytes) {
-  return bytes.starts_with("\x89PNG\r\n\x1a\n") || bytes.starts_with("\xff\xd8\xff") ||
-         (bytes.starts_with("RIFF") && bytes.size() >= 12 && bytes.substr(8, 4) == "WEBP");
+  return has_image_signature(bytes) && !bytes.starts_with("GIF8") && bytes.find("ftypavis") != 4;
 }
 
 /// End time of a video. `last`: time of the last frame; `gap`: time since the one before; 0: no other frame, or the

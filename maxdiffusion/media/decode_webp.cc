@@ -1,7 +1,8 @@
-// WebP, lossy and lossless, still images only.
+// WebP, lossy and lossless; of an animation the first frame.
 #include <webp/decode.h>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/media/animated_webp.h"
 #include "maxdiffusion/media/decode.h"
 
 namespace md {
@@ -28,10 +29,17 @@ DecodedImage decode_webp(std::span<const uint8_t> bytes, const std::string& name
   check(WebPInitDecoderConfig(&config) != 0, Code::internal, "libwebp's version differs from its header's");
   VP8StatusCode status = WebPGetFeatures(bytes.data(), bytes.size(), &config.input);
   check(status == VP8_STATUS_OK, Code::io, "{}: WebP: {}", name, reason(status));
-  check(!config.input.has_animation, Code::io, "{}: WebP: animations are not read; expected a still image", name);
   const int64_t h = config.input.height, w = config.input.width, channels = config.input.has_alpha ? 4 : 3;
   check_image_size(h, w, name);
   if (options.only_size) return {.size = {h, w}};
+  if (config.input.has_animation) {
+    const auto frames = open_animated_webp({reinterpret_cast<const char*>(bytes.data()), bytes.size()}, name);
+    const auto first = frames->next();
+    check(first != nullptr, Code::io, "{}: WebP: the animation has no frame", name);
+    HostArray rgb(Shape{DType::u8, {h, w, 3}});
+    first->rgb(rgb.mutable_view<uint8_t>().data());
+    return {.rgb = std::move(rgb), .size = {h, w}};
+  }
   HostArray pixels(Shape{DType::u8, {h, w, channels}});
   config.output.colorspace = channels == 4 ? MODE_RGBA : MODE_RGB;
   config.output.is_external_memory = 1;

@@ -54,8 +54,9 @@ class VideoLibrary {
  public:
   virtual ~VideoLibrary() = default;
   /// Decodes the first frame. `bytes` must outlive the reader: mp4, mov, mkv, webm, avi or gif, detected by content.
-  /// `threads` that decode one video; 0: all cores.
-  virtual std::unique_ptr<VideoReader> open(std::string_view bytes, const std::string& name, int threads) const = 0;
+  /// `threads` that decode one video; 0: all cores. `as_stored`: frames are not rotated.
+  virtual std::unique_ptr<VideoReader> open(std::string_view bytes, const std::string& name, int threads,
+                                            bool as_stored = false) const = 0;
   /// u8 [frames, height, width, 3], sides even → the bytes of an MP4 file: H.264, BT.709, index first (faststart).
   virtual std::string encode_mp4(const uint8_t* rgb, int64_t frames, ImageSize size, const Mp4Config& config,
                                  const std::string& name) const = 0;

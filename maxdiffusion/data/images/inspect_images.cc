@@ -9,8 +9,8 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/data/images/image_rows.h"
-#include "maxdiffusion/media/exif_orientation.h"
 #include "maxdiffusion/media/image.h"
+#include "maxdiffusion/media/orientation.h"
 #include "maxdiffusion/media/resize.h"
 #include "maxdiffusion/media/text_raster.h"
 
@@ -76,7 +76,7 @@ ImageFindings inspect_image(const Record& record, const ImageConfig& config) {
     out.enlarged = std::max(static_cast<double>(fit.resized.height) / static_cast<double>(out.size.height),
                             static_cast<double>(fit.resized.width) / static_cast<double>(out.size.width));
     if (!config.clip && !record.image.bytes.empty())
-      out.turned = exif_orientation(
+      out.turned = stored_orientation(
                        {reinterpret_cast<const uint8_t*>(record.image.bytes.data()), record.image.bytes.size()}) != 1;
     const HostArray rgb = config.clip ? row_of(prepare_image(record, plain, {}).arrays.at("pixels"), 0)
                                       : decode_record(record, plain).rgb;

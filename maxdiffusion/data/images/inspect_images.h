@@ -16,7 +16,7 @@ struct ImageFindings {
   std::string name, fault;         // fault: decoding error; empty: none
   ImageSize size;                  // stored size, upright
   double enlarged = 1;             // enlargement factor in training; at most 1: none
-  bool turned = false;             // EXIF rotates the stored image
+  bool turned = false;             // the stored image is rotated or mirrored
   uint64_t gradients = 0;          // of 9×8 grey pixels: each one brighter than its left neighbour?
   std::array<uint8_t, 192> small;  // 8×8 pixels
 };

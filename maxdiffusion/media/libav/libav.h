@@ -53,7 +53,7 @@ inline int require(int result, const std::string& name, const char* what) {
   return result;
 }
 
-std::unique_ptr<VideoReader> open_video(std::string_view bytes, const std::string& name, int threads);
+std::unique_ptr<VideoReader> open_video(std::string_view bytes, const std::string& name, int threads, bool as_stored);
 std::string encode_mp4_bytes(const uint8_t* rgb, int64_t frames, ImageSize size, const Mp4Config& config,
                              const std::string& name);
 

@@ -24,8 +24,9 @@ void take_complaint(void* context, int level, const char* format, va_list argume
 class Library : public VideoLibrary {
  public:
   Library() { av_log_set_callback(take_complaint); }
-  std::unique_ptr<VideoReader> open(std::string_view bytes, const std::string& name, int threads) const override {
-    return open_video(bytes, name, threads);
+  std::unique_ptr<VideoReader> open(std::string_view bytes, const std::string& name, int threads,
+                                    bool as_stored) const override {
+    return open_video(bytes, name, threads, as_stored);
   }
   std::string encode_mp4(const uint8_t* rgb, int64_t frames, ImageSize size, const Mp4Config& config,
                          const std::string& name) const override {

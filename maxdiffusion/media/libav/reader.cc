@@ -153,7 +153,8 @@ class Frame : public VideoFrame {
 
 class Reader : public VideoReader {
  public:
-  Reader(std::string_view bytes, const std::string& name, int threads) : bytes_(bytes), name_(name), threads_(threads) {
+  Reader(std::string_view bytes, const std::string& name, int threads, bool as_stored)
+      : bytes_(bytes), name_(name), threads_(threads) {
     start();
     const AVFrame& f = *ahead_;
     stored_ = {f.height, f.width};
@@ -161,7 +162,7 @@ class Reader : public VideoReader {
     const double aspect = pixel.num > 0 && pixel.den > 0 ? av_q2d(pixel) : 1;
     ImageSize upright = stored_;
     if (aspect > 0.25 && aspect < 4) upright.width = std::max<int64_t>(1, std::lround(f.width * aspect));
-    const int turns = quarter_turns();
+    const int turns = as_stored ? 0 : quarter_turns();
     if (turns % 2 == 1) std::swap(upright.width, upright.height);
     size_ = upright;
     converter_ = std::make_unique<Converter>(name_, upright, turns);
@@ -295,8 +296,8 @@ class Reader : public VideoReader {
 
 }  // namespace
 
-std::unique_ptr<VideoReader> open_video(std::string_view bytes, const std::string& name, int threads) {
-  return std::make_unique<Reader>(bytes, name, threads);
+std::unique_ptr<VideoReader> open_video(std::string_view bytes, const std::string& name, int threads, bool as_stored) {
+  return std::make_unique<Reader>(bytes, name, threads, as_stored);
 }
 
 }  // namespace md
