@@ -30,7 +30,8 @@ bool is_scale(const std::string& tensor) {
 
 constexpr char kMark[] = ".comfy_quant";
 /// Fields that do not change what a matrix's weights are.
-constexpr std::array kNotOfWeights = {"full_precision_matrix_mult", "per_row", "orig_dtype", "linear_dtype"};
+constexpr std::array kNotOfWeights = {"full_precision_matrix_mult", "per_row", "orig_dtype", "linear_dtype",
+                                      "num_experts"};
 
 /// Throws invalid_config naming the mark where it says more than that values are multiplied by their scales.
 void check_mark(const HostArrays& file, const std::string& tensor) {
