@@ -49,7 +49,7 @@ SamplingPlan sampling_plan(const Family& family, const SampleTable& table, bool 
   const double times = o.scheduler_config.value("num_train_timesteps", 1000.0),
                boundary = spec.boundary_ratio ? o.boundary_ratio.value_or(*spec.boundary_ratio) * times : 0;
   SamplingPlan plan{.stages = {},
-                    .times = table.timesteps,
+                    .times = table.training_timesteps,
                     .height = o.size.height,
                     .magcache_ratios = {},
                     .teacache_coefficients = {}};
@@ -58,7 +58,7 @@ SamplingPlan sampling_plan(const Family& family, const SampleTable& table, bool 
   for (double& t : plan.times) t /= times;
   std::vector<SamplingStage>& out = plan.stages;
   for (size_t i = 0; i < table.timesteps.size(); ++i) {
-    const size_t which = table.timesteps[i] < boundary ? 1 : 0;
+    const size_t which = table.training_timesteps[i] < boundary ? 1 : 0;
     double guidance = o.guidance_scales.empty() ? o.guidance_scale : o.guidance_scales.at(which);
     if (1 - plan.times[i] > o.cfg_truncation) guidance = 1;
     if (!o.guidance.guides(static_cast<int64_t>(i), std::ssize(table.timesteps))) guidance = 1;
@@ -185,12 +185,12 @@ HostArray random_noise(const Shape& shape, const SampleOptions& o) {
 SampleTable table_of(const Scheduler& scheduler, const SampleOptions& o) {
   SampleTable t = scheduler.table(o.num_inference_steps, o.first_step);
   if (!o.denoising_end) return t;
-  const int64_t n = steps_before(t.timesteps, *o.denoising_end, o.scheduler_config);
+  const int64_t n = steps_before(t.training_timesteps, *o.denoising_end, o.scheduler_config);
   check(n > 0, Code::invalid_config, "denoising_end is {}, and so no step runs; expected a larger part",
         *o.denoising_end);
   t.rows = rows(t.rows, 0, n);
   const auto count = static_cast<size_t>(n);
-  t.timesteps.resize(count), t.levels.resize(count);
+  t.timesteps.resize(count), t.training_timesteps.resize(count), t.levels.resize(count);
   if (!t.renoise.empty()) t.renoise.resize(count);
   return t;
 }
@@ -471,10 +471,11 @@ std::shared_ptr<const Scheduler> sampler_of(const Family& family, const SampleOp
   return make_scheduler(o.scheduler_config, facts);
 }
 
-int64_t steps_before(const std::vector<double>& timesteps, double part, const nlohmann::json& scheduler_config) {
+int64_t steps_before(const std::vector<double>& training_timesteps, double part,
+                     const nlohmann::json& scheduler_config) {
   const double times = scheduler_config.value("num_train_timesteps", 1000.0);
   const double last = std::nearbyint(times - part * times);
-  return std::ranges::count_if(timesteps, [&](double t) { return t >= last; });
+  return std::ranges::count_if(training_timesteps, [&](double t) { return t >= last; });
 }
 
 void check_sampling(const Family& family, const SampleOptions& o) {

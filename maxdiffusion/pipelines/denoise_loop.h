@@ -109,7 +109,8 @@ std::shared_ptr<const Scheduler> sampler_of(const Family& family, const SampleOp
 
 /// Number of timesteps that lie before this part of the way from noise to data, as diffusers'
 /// pipelines of SDXL count them for denoising_end.
-int64_t steps_before(const std::vector<double>& timesteps, double part, const nlohmann::json& scheduler_config);
+int64_t steps_before(const std::vector<double>& training_timesteps, double part,
+                     const nlohmann::json& scheduler_config);
 
 /// Checks the options before anything is computed. Throws invalid_config for everything that encode_prompts and denoise
 /// reject: numbers of texts, sizes, steps, scheduler, latents, keys of caches and of a ControlNet.

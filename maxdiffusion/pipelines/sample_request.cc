@@ -83,7 +83,7 @@ void set_start(const SampleRequest& r, const Family& family, SampleOptions& o) {
   check(!r.denoising_end || *r.denoising_end > *r.denoising_start, Code::invalid_config,
         "denoising_start is {} and denoising_end {}; expected a smaller start", *r.denoising_start,
         r.denoising_end.value_or(1));
-  const std::vector<double> all = o.scheduler->table(o.num_inference_steps, 0).timesteps;
+  const std::vector<double> all = o.scheduler->table(o.num_inference_steps, 0).training_timesteps;
   check(std::ssize(all) == o.num_inference_steps, Code::invalid_config,
         "denoising_start is {}; expected none with scheduler {}, which calls the model several times a step",
         *r.denoising_start, o.scheduler->name());

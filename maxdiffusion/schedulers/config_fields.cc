@@ -106,4 +106,9 @@ std::optional<Threshold> threshold_of(const json& config) {
   return t;
 }
 
+bool continuous_timesteps(const json& config) {
+  return choice(config, "timestep_type", "discrete", {"discrete", "continuous"}) == "continuous" &&
+         field<std::string>(config, "prediction_type", "epsilon") == "v_prediction";
+}
+
 }  // namespace md

@@ -47,4 +47,8 @@ inline constexpr std::initializer_list<const char*> kSigmaSwitches = {
 /// For samplers whose steps are timesteps: throws if one of these is on, or sigma_schedule is given.
 void require_no_sigma_schedule(const nlohmann::json& config);
 
+/// Whether the model's timestep is ¼·log σ, as EDM's models and Stable Video Diffusion are trained: timestep_type is
+/// continuous. With other predictions than v the field is ignored, as in diffusers.
+bool continuous_timesteps(const nlohmann::json& config);
+
 }  // namespace md

@@ -12,7 +12,7 @@ namespace {
 constexpr const char* kDpm2 = "KDPM2DiscreteScheduler";
 
 std::unique_ptr<Scheduler> make_dpm2(const nlohmann::json& config) {
-  SigmaGrid grid = two_call_grid(config);
+  SigmaGrid grid = grid_to_zero(config);
   grid.whole_karras = true;
   auto plan = [grid](int64_t steps, const Knowns& k) {
     auto between = [](double s, double next) { return MidpointStep{.middle = std::sqrt(s * next), .end = next}; };

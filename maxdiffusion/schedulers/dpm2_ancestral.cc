@@ -10,7 +10,7 @@ namespace {
 constexpr const char* kDpm2Ancestral = "KDPM2AncestralDiscreteScheduler";
 
 std::unique_ptr<Scheduler> make_dpm2_ancestral(const nlohmann::json& config) {
-  SigmaGrid grid = two_call_grid(config);
+  SigmaGrid grid = grid_to_zero(config);
   grid.whole_karras = true;
   auto plan = [grid](int64_t steps, const Knowns& k) {
     return midpoint_plan(grid, steps, k, ancestral_midpoint, false);

@@ -11,7 +11,7 @@ namespace {
 constexpr const char* kDpmpp2sAncestral = "DPMSolver2SAncestralScheduler";
 
 std::unique_ptr<Scheduler> make_dpmpp_2s_ancestral(const nlohmann::json& config) {
-  auto plan = [grid = two_call_grid(config)](int64_t steps, const Knowns& k) {
+  auto plan = [grid = grid_to_zero(config)](int64_t steps, const Knowns& k) {
     return midpoint_plan(grid, steps, k, ancestral_midpoint, true);
   };
   return linear_sampler({.name = kDpmpp2sAncestral, .history = 1, .stochastic = true, .plan = plan});

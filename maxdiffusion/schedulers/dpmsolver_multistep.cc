@@ -109,11 +109,19 @@ std::unique_ptr<Scheduler> make_dpmsolver_multistep(const nlohmann::json& config
                          .plan = plan});
 }
 
-nlohmann::json dpmpp(int order, bool sde = false, bool karras = false) {
-  return {{"algorithm_type", sde ? "sde-dpmsolver++" : "dpmsolver++"},
-          {"solver_order", order},
-          {"use_karras_sigmas", karras}};
+nlohmann::json dpmpp(int order, bool sde = false, const char* levels = nullptr) {
+  nlohmann::json fields = {{"algorithm_type", sde ? "sde-dpmsolver++" : "dpmsolver++"}, {"solver_order", order}};
+  if (levels) fields[levels] = true;
+  return fields;
 }
+
+nlohmann::json dpmpp_2m_sde_heun(const char* levels = nullptr) {
+  nlohmann::json fields = dpmpp(2, true, levels);
+  fields["solver_type"] = "heun";
+  return fields;
+}
+
+constexpr const char *kKarras = "use_karras_sigmas", *kExponential = "use_exponential_sigmas";
 
 }  // namespace
 
@@ -121,9 +129,13 @@ SamplerClass dpmsolver_multistep_sampler() {
   return {.name = kDpmsolverMultistep,
           .make = make_dpmsolver_multistep,
           .words = {{"dpmpp_2m", dpmpp(2), {"dpmpp", "dpmsolverpp"}},
-                    {"dpmpp_2m_karras", dpmpp(2, false, true), {"dpmpp_karras"}},
-                    {"dpmpp_2m_sde", dpmpp(2, true)},
-                    {"dpmpp_2m_sde_karras", dpmpp(2, true, true)},
+                    {"dpmpp_2m_karras", dpmpp(2, false, kKarras), {"dpmpp_karras"}},
+                    {"dpmpp_2m_sde", dpmpp(2, true), {"dpmpp_2m_sde_gpu"}},
+                    {"dpmpp_2m_sde_karras", dpmpp(2, true, kKarras)},
+                    {"dpmpp_2m_sde_exponential", dpmpp(2, true, kExponential)},
+                    {"dpmpp_2m_sde_heun", dpmpp_2m_sde_heun(), {"dpmpp_2m_sde_heun_gpu"}},
+                    {"dpmpp_2m_sde_heun_karras", dpmpp_2m_sde_heun(kKarras)},
+                    {"dpmpp_2m_sde_heun_exponential", dpmpp_2m_sde_heun(kExponential)},
                     {"dpmpp_3m", dpmpp(3)}},
           .fields = {"algorithm_type", "solver_type", "solver_order", "variance_type", "lower_order_final",
                      "euler_at_final", "lambda_min_clipped"},

@@ -16,19 +16,17 @@ std::unique_ptr<Scheduler> make_euler(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas", "use_flow_sigmas"});
   SigmaGrid grid = SigmaGrid::from_json(config);
   grid.log_linear = choice(config, "interpolation_type", "linear", {"linear", "log_linear"}) == "log_linear";
-  // EDM models get log σ as timestep. With other prediction types the switch is ignored, as in diffusers.
-  const bool continuous = choice(config, "timestep_type", "discrete", {"discrete", "continuous"}) == "continuous" &&
-                          grid.noise.prediction_type == "v_prediction";
+  const bool continuous = continuous_timesteps(config);
 
   auto plan = [=](int64_t steps, const Knowns& k) {
-    SigmaLevels l = grid.spaced(steps);
-    if (continuous) {
-      l.timesteps.clear();
-      for (size_t i = 0; i + 1 < l.sigmas.size(); ++i) l.timesteps.push_back(0.25 * std::log(l.sigmas[i]));
-    }
-    LinearPlan p{.timesteps = l.timesteps, .steps = {}, .init_noise_sigma = sigma_init_noise(grid, l)};
+    const SigmaLevels l = grid.spaced(steps);
+    LinearPlan p{.timesteps = l.timesteps,
+                 .steps = {},
+                 .init_noise_sigma = sigma_init_noise(grid, l),
+                 .training_timesteps = l.timesteps};
     for (size_t i = 0; i < l.timesteps.size(); ++i) {
       const double s = l.sigmas[i];
+      if (continuous) p.timesteps[i] = 0.25 * std::log(s);
       const Form slope = sigma_derivative(grid.noise.prediction_type, s, k);
       p.steps.push_back({.level = {1, s},
                          .input_scale = sigma_input_scale(s),

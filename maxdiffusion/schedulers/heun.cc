@@ -46,7 +46,7 @@ constexpr const char* kHeun = "HeunDiscreteScheduler";
 std::unique_ptr<Scheduler> make_heun(const nlohmann::json& config) {
   const double clip = field(config, "clip_sample", false) ? clip_range(config) : 0;
 
-  auto plan = [grid = two_call_grid(config), clip](int64_t steps, const Knowns& k) {
+  auto plan = [grid = grid_to_zero(config), clip](int64_t steps, const Knowns& k) {
     const SigmaLevels l = grid.spaced(steps);
     LinearPlan p = heun_plan(grid, heun_steps(l), clip, k);
     p.init_noise_sigma = sigma_init_noise(grid, l);

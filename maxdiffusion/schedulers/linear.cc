@@ -36,7 +36,9 @@ class Linear final : public Scheduler {
     check(first >= 0 && left_out < std::ssize(plan.steps), Code::internal, "{}: step {} of {} is none", s_.name, first,
           steps);
     plan.steps.erase(plan.steps.begin(), plan.steps.begin() + left_out);
-    plan.timesteps.erase(plan.timesteps.begin(), plan.timesteps.begin() + left_out);
+    if (plan.training_timesteps.empty()) plan.training_timesteps = plan.timesteps;
+    for (std::vector<double>* times : {&plan.timesteps, &plan.training_timesteps})
+      times->erase(times->begin(), times->begin() + left_out);
     std::vector<float> flat;
     std::vector<NoiseLevel> levels;
     std::vector<double> renoise;
@@ -57,6 +59,7 @@ class Linear final : public Scheduler {
     }
     const auto n = static_cast<int64_t>(plan.steps.size());
     return {.timesteps = plan.timesteps,
+            .training_timesteps = plan.training_timesteps,
             .rows = HostArray::of<float>({DType::f32, {n, static_cast<int64_t>(flat.size()) / n}}, flat),
             .init_noise_sigma = plan.init_noise_sigma,
             .levels = levels,

@@ -37,10 +37,12 @@ struct LinearStep {
 };
 
 struct LinearPlan {
-  std::vector<double> timesteps;
+  std::vector<double> timesteps;  // the model's input
   std::vector<LinearStep> steps;  // one per timestep
   double init_noise_sigma = 1;
   int64_t calls = 1;  // model calls per step, except the last step
+  /// Timesteps of training of the same levels, where the model gets something else; empty: `timesteps`.
+  std::vector<double> training_timesteps = {};
 };
 
 /// Dynamic thresholding (Saharia et al. 2022, section 2.3): x0 is clipped to ± the quantile `ratio` of its sizes in

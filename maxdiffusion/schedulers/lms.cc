@@ -34,7 +34,6 @@ double basis_integral(std::span<const double> nodes, size_t which, double a, dou
 std::unique_ptr<Scheduler> make_lms(const nlohmann::json& config) {
   require_off(config, {"use_lu_lambdas", "use_flow_sigmas"});
   choice(config, "interpolation_type", "linear", {"linear"});
-  choice(config, "timestep_type", "discrete", {"discrete"});
   choice(config, "final_sigmas_type", "zero", {"zero"});
 
   auto plan = [grid = SigmaGrid::from_json(config)](int64_t steps, const Knowns& k) {
@@ -62,7 +61,7 @@ SamplerClass lms_sampler() {
   return {.name = kLms,
           .make = make_lms,
           .words = {{"lms"}, {"lms_karras", {{"use_karras_sigmas", true}}}},
-          .fields = {"interpolation_type", "timestep_type"}};
+          .fields = {"interpolation_type"}};
 }
 
 }  // namespace md

@@ -1,17 +1,8 @@
 #include "maxdiffusion/schedulers/midpoint.h"
 
 #include <cmath>
-#include <nlohmann/json.hpp>
-
-#include "maxdiffusion/schedulers/config_fields.h"
 
 namespace md {
-
-SigmaGrid two_call_grid(const nlohmann::json& config) {
-  require_off(config, {"use_lu_lambdas", "use_flow_sigmas"});
-  choice(config, "final_sigmas_type", "zero", {"zero"});
-  return SigmaGrid::from_json(config);
-}
 
 MidpointStep ancestral_midpoint(double sigma, double next) {
   const double up = next / sigma * std::sqrt(sigma * sigma - next * next), down = next * next / sigma;

@@ -8,10 +8,6 @@
 
 namespace md {
 
-/// Levels of samplers with two calls per step; the final level is 0. Throws invalid_config as SigmaGrid::from_json, and
-/// for another final level.
-SigmaGrid two_call_grid(const nlohmann::json& config);
-
 /// A step from σ: the model is called at `middle`; the step ends at `end`, where noise with standard deviation `noise`
 /// is added.
 struct MidpointStep {

@@ -28,6 +28,8 @@
   X(dpm2)                \
   X(dpm2_ancestral)      \
   X(dpmpp_2s_ancestral)  \
+  X(dpmpp_sde)           \
+  X(dpmpp_3m_sde)        \
   X(restart)             \
   X(flow_match_euler)    \
   X(flow_match_heun)     \
@@ -138,6 +140,13 @@ std::unique_ptr<Scheduler> make_scheduler(const nlohmann::json& scheduler_config
   if (!flow) require_off(scheduler_config, {"use_dynamic_shifting"});
   for (const auto& [key, value] : scheduler_config.items())
     if (!is_known(key)) log_warning("scheduler config: '{}' is an unknown field; it is ignored", key);
+
+  if (continuous_timesteps(scheduler_config) &&
+      std::ranges::none_of(sampler->fields, [](std::string_view f) { return f == "timestep_type"; }))
+    log_warning(
+        "scheduler config: timestep_type is continuous, which {} ignores, as in diffusers: the model gets timesteps of "
+        "0 to {} in place of log σ; use scheduler=euler",
+        sampler->name, field<int64_t>(scheduler_config, "num_train_timesteps", 1000) - 1);
 
   nlohmann::json config = scheduler_config;
   if (sampler->models == SamplerClass::flow && facts.even_flow_steps) config["timestep_spacing"] = "trailing";

@@ -52,7 +52,7 @@ std::vector<HeunStep> restart_steps(const SigmaGrid& grid, const SigmaLevels& le
 }
 
 std::unique_ptr<Scheduler> make_restart(const nlohmann::json& config) {
-  auto plan = [grid = two_call_grid(config)](int64_t steps, const Knowns& k) {
+  auto plan = [grid = grid_to_zero(config)](int64_t steps, const Knowns& k) {
     const SigmaLevels l = grid.spaced(steps);
     LinearPlan p = heun_plan(grid, restart_steps(grid, l), 0, k);
     p.init_noise_sigma = sigma_init_noise(grid, l);

@@ -18,9 +18,8 @@ namespace {
 
 using nlohmann::json;
 
-constexpr const char* kMissing[] = {"heunpp2",          "dpm_fast",      "dpm_adaptive",  "dpmpp_sde",
-                                    "dpmpp_sde_karras", "dpmpp_3m_sde",  "ipndm",         "edm_euler",
-                                    "er_sde",           "res_multistep", "ddim_parallel", "consistency"};
+constexpr const char* kMissing[] = {"heunpp2", "dpm_fast",      "dpm_adaptive",  "ipndm",      "edm_euler",
+                                    "er_sde",  "res_multistep", "ddim_parallel", "consistency"};
 
 /// "DPM++ 2M Karras" → "dpmpp_2m_karras".
 std::string spelled(const std::string& name) {
@@ -85,6 +84,8 @@ SamplerTitle sampler_title(const json& config) {
                                                              {"KDPM2DiscreteScheduler", "DPM2"},
                                                              {"KDPM2AncestralDiscreteScheduler", "DPM2 a"},
                                                              {"DPMSolver2SAncestralScheduler", "DPM++ 2S a"},
+                                                             {"DPMSolverSDEScheduler", "DPM++ SDE"},
+                                                             {"DPMSolver3MSDEScheduler", "DPM++ 3M SDE"},
                                                              {"RestartScheduler", "Restart"},
                                                              {"DDIMScheduler", "DDIM"},
                                                              {"PNDMScheduler", "PLMS"},
@@ -104,10 +105,11 @@ SamplerTitle sampler_title(const json& config) {
   const std::string name = config.value("_class_name", std::string());
   const SamplerClass* sampler = find_sampler(name);
   const std::string plain = sampler ? sampler->name : name;
+  const bool sde = config.value("algorithm_type", std::string()).starts_with("sde");
   SamplerTitle out{plain, ""};
   if (plain == "DPMSolverMultistepScheduler")
-    out.sampler = fmt::format("DPM++ {}M{}", config.value("solver_order", 2),
-                              config.value("algorithm_type", std::string()).starts_with("sde") ? " SDE" : "");
+    out.sampler = fmt::format("DPM++ {}M{}{}", config.value("solver_order", 2), sde ? " SDE" : "",
+                              sde && config.value("solver_type", std::string()) == "heun" ? " Heun" : "");
   else if (const auto title = kTitles.find(plain); title != kTitles.end())
     out.sampler = title->second;
   if (const auto schedule = kSchedules.find(sigma_kind(config)); schedule != kSchedules.end())

@@ -20,7 +20,7 @@ struct SamplerTitle {
   std::string sampler, schedule;
 };
 SamplerTitle sampler_title(const nlohmann::json& config);
-/// Whether `name` is a known but unsupported sampler (dpmpp_sde, restart, …).
+/// Whether `name` is a known but unsupported sampler (dpm_fast, edm_euler, …).
 bool is_unsupported_sampler(const std::string& name);
 /// Changes the config to the sampler `name`, as diffusers' from_config does, and sets the fields of the name, except
 /// those in `fixed`. Sigmas are those of training unless the name contains karras; clipping is as in the config. For a

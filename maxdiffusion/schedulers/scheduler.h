@@ -56,10 +56,11 @@ struct NoiseLevel {
 
 /// One row per model call; the columns depend on the scheduler.
 struct SampleTable {
-  std::vector<double> timesteps;   // the model's timestep input, one per row
-  HostArray rows;                  // f32 [n, columns]
-  double init_noise_sigma = 1;     // initial latents = noise × this
-  std::vector<NoiseLevel> levels;  // level of each row's input sample
+  std::vector<double> timesteps;           // the model's timestep input, one per row
+  std::vector<double> training_timesteps;  // of the same levels, in [0, T): differ where the model gets log σ
+  HostArray rows;                          // f32 [n, columns]
+  double init_noise_sigma = 1;             // initial latents = noise × this
+  std::vector<NoiseLevel> levels;          // level of each row's input sample
   /// For each row, the change of the new sample per change of the model's output through the noise alone, not through
   /// x0. Empty: the new samples are not sums of x0 and noise.
   std::vector<double> renoise = {};

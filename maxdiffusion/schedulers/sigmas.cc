@@ -123,6 +123,12 @@ SigmaGrid SigmaGrid::from_json(const nlohmann::json& config) {
   return g;
 }
 
+SigmaGrid grid_to_zero(const nlohmann::json& config) {
+  require_off(config, {"use_lu_lambdas", "use_flow_sigmas"});
+  choice(config, "final_sigmas_type", "zero", {"zero"});
+  return SigmaGrid::from_json(config);
+}
+
 void SigmaGrid::clip_lambda(const nlohmann::json& config) {
   const double lowest = field(config, "lambda_min_clipped", -HUGE_VAL);
   while (end > 0 && -std::log(training_sigma(static_cast<double>(end - 1))) < lowest) --end;

@@ -55,6 +55,10 @@ struct SigmaGrid {
   std::vector<double> flow_levels(int64_t steps) const;
 };
 
+/// Levels of samplers for x0 + σ·ε whose last step ends without noise. Throws invalid_config as SigmaGrid::from_json,
+/// and for flow σ, levels of Lu et al. and another final level.
+SigmaGrid grid_to_zero(const nlohmann::json& config);
+
 /// Values of the key and the field sigma_schedule other than training: karras, exponential, beta, kl_optimal, simple,
 /// sgm_uniform, and those of published_levels.h.
 const std::vector<std::string>& sigma_schedules();

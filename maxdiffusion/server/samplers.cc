@@ -12,7 +12,7 @@ const std::vector<std::string>& sampler_titles() {
   static const std::vector<std::string> titles = [] {
     std::vector<std::string> out;
     for (const std::string& name : sampler_names()) {
-      if (name.ends_with("_karras") || name.starts_with("flow_")) continue;
+      if (name.ends_with("_karras") || name.ends_with("_exponential") || name.starts_with("flow_")) continue;
       nlohmann::json config = {{"_class_name", "EulerDiscreteScheduler"}};
       choose_sampler(config, name, {});
       const std::string title = sampler_title(config).sampler;

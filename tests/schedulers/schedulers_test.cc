@@ -200,7 +200,7 @@ TEST(Schedulers, BeginWithALaterStepAsDiffusersDoes) {
     const auto levels = r["levels"].get<std::vector<std::vector<double>>>();
     ASSERT_EQ(table.timesteps.size(), timesteps.size()) << what;
     ASSERT_EQ(table.levels.size(), timesteps.size()) << what;
-    const bool between = scheduler->name().starts_with("KDPM2");
+    const bool between = scheduler->name().starts_with("KDPM2") || scheduler->name() == "DPMSolverSDEScheduler";
     for (size_t i = 0; i < timesteps.size(); ++i) {
       EXPECT_NEAR(table.timesteps[i], timesteps[i], 1e-5) << what;
       if (between && i % 2 == 1) continue;  // diffusers uses the sigma of the step's end
@@ -215,11 +215,15 @@ TEST(Schedulers, BeginWithALaterStepAsDiffusersDoes) {
         EXPECT_NEAR(found[i][j], expected[i][j], 1e-5 * (1 + std::abs(expected[i][j]))) << what << " after step " << i;
     compared.insert(scheduler->name());
   }
-  EXPECT_EQ(compared.size() + 2, scheduler_names().size());  // diffusers has no DPM++ 2S ancestral and no Restart
+  // diffusers has no DPM++ 2S ancestral, no DPM++ 3M SDE and no Restart.
+  EXPECT_EQ(compared.size() + 3, scheduler_names().size());
 }
 
-TEST(Schedulers, TheCorrectorOfSaSolverAddsTheNoiseOfThePredictor) {
+// SA-Solver's corrector adds the noise of its predictor; DPM++ SDE's whole step that of its half step.
+TEST(Schedulers, ACallAddsTheNoiseOfTheCallBeforeAgain) {
+  std::set<std::string> compared;
   for (const auto& r : golden()["noisy"]) {
+    compared.insert(r["config"]["_class_name"]);
     const auto expected = r["values"].get<std::vector<std::vector<double>>>();
     const auto found = run(*make_scheduler(r["config"]), r["steps"], {1, -0.4}, true, 1);
     ASSERT_EQ(found.size(), expected.size());
@@ -227,6 +231,35 @@ TEST(Schedulers, TheCorrectorOfSaSolverAddsTheNoiseOfThePredictor) {
       for (size_t j = 0; j < 2; ++j)
         EXPECT_NEAR(found[i][j], expected[i][j], 1e-5 * (1 + std::abs(expected[i][j]))) << r["config"].dump() << i;
   }
+  EXPECT_EQ(compared, (std::set<std::string>{"DPMSolverSDEScheduler", "SASolverScheduler"}));
+}
+
+TEST(Schedulers, TimestepsOfTrainingAreKnownWhereTheModelGetsLogSigma) {
+  json config = sd({{"_class_name", "EulerDiscreteScheduler"}, {"prediction_type", "v_prediction"}});
+  const std::vector<double> training = make_scheduler(config)->table(6).timesteps;
+  config["timestep_type"] = "continuous";
+  for (const int64_t first : {0, 2}) {
+    const SampleTable table = make_scheduler(config)->table(6, first);
+    EXPECT_EQ(table.training_timesteps, std::vector<double>(training.begin() + first, training.end()));
+    for (size_t i = 0; i < table.timesteps.size(); ++i)
+      EXPECT_NEAR(table.timesteps[i], 0.25 * std::log(table.levels[i].noise), 1e-12);
+    EXPECT_LT(table.timesteps.back(), 0);
+  }
+}
+
+TEST(Schedulers, TimestepsOfLogSigmaThatASamplerCannotGiveAreWarnedOf) {
+  auto warnings = [](const char* name, const char* prediction) {
+    testing::internal::CaptureStderr();
+    make_scheduler(sd({{"_class_name", name}, {"prediction_type", prediction}, {"timestep_type", "continuous"}}));
+    return testing::internal::GetCapturedStderr();
+  };
+  for (const char* name : {"LMSDiscreteScheduler", "DDIMScheduler", "DPMSolverSDEScheduler"}) {
+    EXPECT_NE(
+        warnings(name, "v_prediction").find("timestep_type is continuous, which " + std::string(name) + " ignores"),
+        std::string::npos);
+    EXPECT_EQ(warnings(name, "epsilon"), "");
+  }
+  EXPECT_EQ(warnings("EulerDiscreteScheduler", "v_prediction"), "");
 }
 
 TEST(Schedulers, OneGraphHoldsTheLoop) {

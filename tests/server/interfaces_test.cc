@@ -153,7 +153,7 @@ TEST_F(Interfaces, OpenAiErrorsHaveItsForm) {
   refused({{"prompt", "x"}, {"size", "big"}}, "size is 'big'; expected WIDTHxHEIGHT");
   refused({{"prompt", "x"}, {"num_inference_steps", 21}}, "num_inference_steps is 21; expected 1 to 20");
   refused({{"prompt", "x"}, {"model", "../sd"}}, "model is '../sd'; expected one of: sd");
-  refused({{"prompt", "x"}, {"scheduler", "dpmpp_sde"}}, "dpmpp_sde");
+  refused({{"prompt", "x"}, {"scheduler", "dpm_fast"}}, "dpm_fast");
   refused({{"prompt", "x"}, {"scheduler", "eulerr"}}, "expected one of: euler, ");
   refused({{"prompt", "x"}, {"guidance_scale", "high"}}, "guidance_scale");
   refused({{"prompt", std::string(9000, 'x')}}, "prompt has 9000 bytes; expected at most 8192");

@@ -1,6 +1,6 @@
 """Writes the goldens of guidance that changes the model or the sampler: diffusers' samples with the folders of other
 goldens, using perturbed attention (its pag pipelines), FreeU, skipped layers (its hooks), CFG++ (its DDIM and Euler
-with replaced noise), and dynamic thresholding.
+with replaced noise), dynamic thresholding, and Euler with the timesteps of EDM's models.
 
 tests/golden/guided/ gets
   cases.json                name, folder (of another golden), and the words of the command that must give the same result
@@ -34,6 +34,8 @@ PAG = {"sd": StableDiffusionPAGPipeline, "sdxl": StableDiffusionXLPAGPipeline}
 DDIM, EULER = dict(_class_name="DDIMScheduler"), dict(_class_name="EulerDiscreteScheduler")
 THRESHOLD = dict(thresholding=True, dynamic_thresholding_ratio=0.9, sample_max_value=1.5)
 V = dict(prediction_type="v_prediction")
+# As published with Stable Video Diffusion, which has sigma_max 700.
+EDM = EULER | V | dict(timestep_type="continuous", use_karras_sigmas=True, sigma_min=0.002, timestep_spacing="leading")
 IMAGE = dict(num_inference_steps=8, guidance_scale=5.0, height=16, width=16, negative_prompt="purple")
 VIDEO = dict(num_inference_steps=8, guidance_scale=5.0, height=32, width=32, num_frames=5, max_sequence_length=12,
              negative_prompt="grey")
@@ -53,6 +55,9 @@ CASES = {
     "thresholding": ("sd", DDIM | THRESHOLD, {}),
     "thresholding_dpmpp": ("sdxl", dict(_class_name="DPMSolverMultistepScheduler", **THRESHOLD),
                            dict(prompt=["red heart", "blue"], width=24)),
+    "continuous": ("sdxl", EDM | dict(sigma_max=700.0), {}),
+    "continuous_small": ("sd", EDM | dict(sigma_max=14.6), dict(guidance_rescale=0.5, width=24)),
+    "continuous_pag": ("sd", EDM | dict(sigma_max=80.0), dict(pag_scale=2.0, pag_adaptive_scale=0.001)),
     "skip_layers": ("wan", {}, dict(skip_layer_guidance_scale=2.5, skip_layer_guidance_layers=[1],
                                     skip_layer_guidance_start=0.1, skip_layer_guidance_stop=0.7)),
     "skip_layers_unguided": ("wan", {}, dict(skip_layer_guidance_scale=2.5, skip_layer_guidance_layers=[0],

@@ -6,18 +6,23 @@ t: the timestep given to the network). Random noise is replaced by zeros; the st
 them is recorded with the run.
 
 diffusers computes in float32. Its modules are given float64 under that name, so that the goldens hold its formulas and
-not its rounding; how far each run in real float32 is from that is printed. Needs scipy (LMS, use_beta_sigmas).
+not its rounding; how far each run in real float32 is from that is printed. Needs scipy (LMS, use_beta_sigmas), torchsde
+and k-diffusion's sampling.py.
 
 Levels that diffusers has no switch for (sigma_schedule) are computed here from their definitions and given to diffusers'
 Euler and Heun; DPM++ 2S ancestral and Restart, which it has not, are written here as k-diffusion and AUTOMATIC1111's
-web UI define them.
+web UI define them. DPM++ 3M SDE is k-diffusion's function; DPM++ SDE is diffusers' class, and is compared here with
+k-diffusion's. The Brownian path of both is replaced by one whose increments are the noise of the calls (BrownianPath).
 """
 
 import collections
 import copy
+import functools
+import importlib.util
 import json
 import pathlib
 import sys
+import types
 import warnings
 
 import diffusers
@@ -51,11 +56,46 @@ class ConstantNoise:
 noise_source = ConstantNoise()
 
 
+class BrownianPath:
+    """In place of BrownianTreeNoiseSampler: the path's increments from σ to the middle of a step, and from there to its
+    end, are the noise source's value at that call, as standard deviations. DPM++ SDE asks for the first, then for both."""
+
+    def __init__(self, *_):
+        self.first = None
+
+    def __call__(self, sigma, sigma_next):
+        sigma, sigma_next = float(sigma), float(sigma_next)
+        if self.first is None:
+            self.first = (sigma, sigma_next, noise_source.value)
+            return noise_source.value
+        (start, middle, value), self.first = self.first, None
+        assert start == sigma and middle > sigma_next
+        moved = value * (start - middle) ** 0.5 + noise_source.value * (middle - sigma_next) ** 0.5
+        return moved / (start - sigma_next) ** 0.5
+
+
+@functools.cache
+def k_diffusion():
+    """k_diffusion/sampling.py without the package's other modules, which need many more packages."""
+    folder = pathlib.Path(importlib.util.find_spec("k_diffusion").origin).parent
+    sys.modules["torchdiffeq"] = types.SimpleNamespace(odeint=None)
+    sys.modules["k_diffusion"] = package = types.ModuleType("k_diffusion")
+    package.__path__ = []
+    package.utils = sys.modules["k_diffusion.utils"] = types.ModuleType("k_diffusion.utils")
+    package.utils.append_dims = lambda x, n: x[(...,) + (None,) * (n - x.ndim)]
+    spec = importlib.util.spec_from_file_location("k_diffusion.sampling", folder / "sampling.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+
 def in_precision(name, torch_type, numpy_type):
     torch.set_default_dtype(torch_type)
     scheduler_class = getattr(diffusers, name)
     module = sys.modules[scheduler_class.__module__]
     module.torch, module.np, module.randn_tensor = WithFloat32(torch, torch_type), WithFloat32(np, numpy_type), noise_source
+    module.BrownianTreeNoiseSampler = BrownianPath
     return scheduler_class
 
 
@@ -141,6 +181,46 @@ def two_s_ancestral(config, steps):
             "timesteps": timesteps, "init_noise_sigma": initial, "values": values, "spread": spread}
 
 
+def by_k_diffusion(sampler, config, steps, noise):
+    """The samples after each call of the network in k-diffusion's function `sampler`, and the timesteps of the calls.
+    `noise`: of each call, as a function of its number."""
+    levels, times, time_of, initial = euler_levels(config, steps)
+    given, inputs, timesteps = dict(zip(levels, times)), [], []
+
+    def x0_of(x, sigma):
+        s = float(sigma[0])
+        timesteps.append(given.get(s, time_of(s)))
+        inputs.append([float(v) for v in x.flatten()])
+        noise_source.value = noise(len(inputs) - 1)
+        return x - s * (0.3 * x / np.sqrt(s**2 + 1) + 0.1 * timesteps[-1] / 1000 - 0.2)
+
+    path = BrownianPath() if sampler == "sample_dpmpp_sde" else lambda *_: noise_source.value
+    start = torch.tensor([[1.0, -0.4]], dtype=torch.float64) * initial
+    end = getattr(k_diffusion(), sampler)(x0_of, start, torch.tensor(levels, dtype=torch.float64), disable=True,
+                                          noise_sampler=path)
+    noise_source.value = 0.0
+    return inputs[1:] + [[float(v) for v in end.flatten()]], timesteps, initial
+
+
+def three_m_sde(config, steps):
+    """k-diffusion's sample_dpmpp_3m_sde with η = 1, with x0 from predicted noise and without its noise."""
+    values, timesteps, initial = by_k_diffusion("sample_dpmpp_3m_sde", config, steps, lambda call: 0.0)
+    spread = []
+    for i in range(len(values)):
+        moved, _, _ = by_k_diffusion("sample_dpmpp_3m_sde", config, steps, lambda call: float(call == i))
+        spread.append(moved[i][0] - values[i][0])
+    return {"config": {"_class_name": "DPMSolver3MSDEScheduler", **config}, "steps": steps,
+            "timesteps": timesteps, "init_noise_sigma": initial, "values": values, "spread": spread}
+
+
+def sde_with_noise(config, steps):
+    """diffusers' DPM++ SDE with noise 1 in each call, which must be k-diffusion's too."""
+    ours = noisy("DPMSolverSDEScheduler", config, steps)
+    theirs, _, initial = by_k_diffusion("sample_dpmpp_sde", config, steps, lambda call: 1.0)
+    assert np.allclose(ours["values"], theirs, rtol=1e-9, atol=1e-9), (ours["values"], theirs)
+    return ours
+
+
 def karras(n, low, high):
     ends = high ** (1 / 7), low ** (1 / 7)
     return [(ends[0] + i / (n - 1) * (ends[1] - ends[0])) ** 7 for i in range(n)]
@@ -178,18 +258,20 @@ def restart(config, steps):
             "init_noise_sigma": initial, "values": values, "spread": spread}
 
 
-def noisy(config, steps):
-    """SA-Solver with noise 1 in each step, which its corrector adds again."""
+def noisy(name, config, steps):
+    """With noise 1 in each call: SA-Solver's corrector and DPM++ SDE's second call add that of the call before again."""
     noise_source.value = 1.0
-    scheduler = in_precision("SASolverScheduler", torch.float64, np.float64).from_config(config)
+    scheduler = in_precision(name, torch.float64, np.float64).from_config(config)
     scheduler.set_timesteps(steps)
     scheduler.set_begin_index(0)
-    x, values = torch.tensor([1.0, -0.4]).reshape(1, 1, 1, 2), []
+    x = torch.tensor([1.0, -0.4], dtype=torch.float64).reshape(1, 1, 1, 2) * float(getattr(scheduler, "init_noise_sigma", 1))
+    values = []
     for t in scheduler.timesteps:
-        x = scheduler.step(0.3 * x + 0.1 * float(t) / 1000 - 0.2, t, x, return_dict=False)[0]
+        model_input = scheduler.scale_model_input(x, t)
+        x = scheduler.step(0.3 * model_input + 0.1 * float(t) / 1000 - 0.2, t, x, return_dict=False)[0]
         values.append([float(v) for v in x.flatten()])
     noise_source.value = 0.0
-    return {"config": {"_class_name": "SASolverScheduler", **config}, "steps": steps, "values": values}
+    return {"config": {"_class_name": name, **config}, "steps": steps, "values": values}
 
 
 def run_in(types, name, config, steps, levels=None):
@@ -261,7 +343,7 @@ def all_begun():
         ("PNDMScheduler", {**SD, "skip_prk_steps": True, "steps_offset": 1}), ("LMSDiscreteScheduler", SD),
         ("EulerDiscreteScheduler", {**SD, "timestep_spacing": "leading", "steps_offset": 1}),
         ("EulerAncestralDiscreteScheduler", SD), ("HeunDiscreteScheduler", SD), ("KDPM2DiscreteScheduler", SD),
-        ("KDPM2AncestralDiscreteScheduler", SD), ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}),
+        ("KDPM2AncestralDiscreteScheduler", SD), ("DPMSolverSDEScheduler", SD), ("FlowMatchEulerDiscreteScheduler", {"shift": 3.0}),
         ("FlowMatchHeunDiscreteScheduler", {"shift": 3.0}), ("FlowMatchLCMScheduler", {"shift": 3.0}),
         ("DPMSolverMultistepScheduler", {**SD, "solver_order": 3}),
         ("DPMSolverMultistepScheduler", {**SD, "use_karras_sigmas": True}), ("DPMSolverMultistepScheduler", flow),
@@ -373,6 +455,16 @@ def runs():
         yield two_s_ancestral({**one, "timestep_spacing": "trailing"}, n)
     for extra in (karras, {"timestep_spacing": "leading", "steps_offset": 1}):
         yield two_s_ancestral({**SD, **extra}, 8)
+    name = "DPMSolverSDEScheduler"
+    yield from every(name, {"steps_offset": 1}, PREDICTIONS[:2])  # diffusers rejects the third
+    yield from run(name, one, 1)
+    yield from run(name, SD, 2, 20)
+    for extra in (karras, exponential, beta, cosine):
+        yield from run(name, {**SD, **extra}, 8)
+    for n in (2, 3, 8, 20):  # k-diffusion's fails with one step
+        yield three_m_sde({**one, "timestep_spacing": "trailing"}, n)
+    for extra in (karras, exponential, {"timestep_spacing": "leading", "steps_offset": 1}):
+        yield three_m_sde({**SD, **extra}, 8)
     for n in (8, 20, 25, 36, 41):
         yield restart(SD, n)
     yield restart({**SD, "timestep_spacing": "leading", "steps_offset": 1}, 20)
@@ -519,7 +611,9 @@ def main():
     written_by = f"tools/golden/schedulers.py, diffusers {diffusers.__version__}, torch {torch.__version__}"
     with open(path, "w") as file:
         data = {"written_by": written_by, "runs": rounded(recorded), "tables": rounded(tables),
-                "begun": rounded(list(all_begun())), "noisy": rounded([noisy(SD, 8), noisy({**SD, "algorithm_type": "noise_prediction"}, 8)])}
+                "begun": rounded(list(all_begun())), "noisy": rounded([noisy("SASolverScheduler", SD, 8),
+                                   noisy("SASolverScheduler", {**SD, "algorithm_type": "noise_prediction"}, 8),
+                                   sde_with_noise(SD, 8), sde_with_noise({**SD, "use_karras_sigmas": True}, 20)])}
         json.dump(data, file, separators=(",", ":"))
     print(path, path.stat().st_size, "bytes,", len(recorded), "runs")
 
