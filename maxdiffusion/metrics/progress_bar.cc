@@ -24,14 +24,6 @@ constexpr double kTerminalInterval = 0.1;  // seconds between lines
 constexpr double kWindow = 30;             // seconds of steps that count as recent
 constexpr int64_t kWidestBar = 40, kNarrowestBar = 5;
 
-std::string duration_text(double seconds) {
-  if (!std::isfinite(seconds)) return "?";
-  auto s = static_cast<int64_t>(std::llround(std::max(seconds, 0.0)));
-  if (s >= 86400) return fmt::format("{}d {}h", s / 86400, s % 86400 / 3600);
-  if (s >= 3600) return fmt::format("{}:{:02}:{:02}", s / 3600, s % 3600 / 60, s % 60);
-  return fmt::format("{}:{:02}", s / 60, s % 60);
-}
-
 std::string rate_text(double seconds_per_step) {
   if (seconds_per_step >= 0.0995) return fmt::format("{:#.3g} s/step", seconds_per_step);
   return fmt::format("{:#.3g} ms/step", seconds_per_step * 1e3);
@@ -48,6 +40,14 @@ int64_t columns(const std::string& utf8) {
 }
 
 }  // namespace
+
+std::string duration_text(double seconds) {
+  if (!std::isfinite(seconds)) return "?";
+  auto s = static_cast<int64_t>(std::llround(std::max(seconds, 0.0)));
+  if (s >= 86400) return fmt::format("{}d {}h", s / 86400, s % 86400 / 3600);
+  if (s >= 3600) return fmt::format("{}:{:02}:{:02}", s / 3600, s % 3600 / 60, s % 60);
+  return fmt::format("{}:{:02}", s / 60, s % 60);
+}
 
 std::string progress_line(const ProgressState& s, int64_t width) {
   std::string tail = fmt::format("{}/{}", s.done, s.total);

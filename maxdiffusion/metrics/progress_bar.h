@@ -27,6 +27,9 @@ class ProgressBar {
   std::unique_ptr<Impl> impl_;
 };
 
+/// "1:42", "1:02:03", "2d 5h"; "?" where it is not finite.
+std::string duration_text(double seconds);
+
 struct ProgressState {
   std::string title, text;
   int64_t done = 0, total = 0;

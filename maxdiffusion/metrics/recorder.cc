@@ -41,6 +41,17 @@ void write_or_drop(std::unique_ptr<Writer>& writer, const char* what, F&& f) {
   }
 }
 
+/// The line of the log that says how long `left` steps take at this rate, and `later_seconds` of later stages.
+std::string estimate_text(const std::string& title, int64_t left, double seconds_per_step, double later_seconds) {
+  const double seconds = seconds_per_step * static_cast<double>(left);
+  std::string text =
+      fmt::format("{}: the {} steps left will take about {} on this machine", title, left, duration_text(seconds));
+  if (later_seconds > 0)
+    text += fmt::format(", and the stages after it about {}: {} together", duration_text(later_seconds),
+                        duration_text(seconds + later_seconds));
+  return text;
+}
+
 }  // namespace
 
 struct Recorder::Impl {
@@ -55,6 +66,10 @@ struct Recorder::Impl {
   std::map<std::string, PendingArray> pending;
   Scalars pending_known;
   bool finished = false;
+  // Steps of this start that the estimate is made from, without the first, and their time. It is made once.
+  int64_t measured_steps = -1;
+  double measured_seconds = 0;
+  bool estimated = false;
   // MaxDiffusion's metrics batches: the lines of one file.
   std::string batch;
   int64_t batch_start = 0;
@@ -77,6 +92,19 @@ struct Recorder::Impl {
       c.x.push_back(static_cast<double>(step));
       c.y.push_back(value);
     }
+  }
+
+  /// Logs how long the run will take, once enough steps are measured.
+  void estimate(int64_t step, double step_seconds) {
+    constexpr double kEnough = 5;  // seconds
+    if (estimated || ++measured_steps == 0) return;
+    measured_seconds += step_seconds;
+    const int64_t left = options.total_steps - step;
+    if (measured_seconds < kEnough || left <= 0) return;
+    estimated = true;
+    const double seconds = measured_seconds / static_cast<double>(measured_steps);
+    const double later = options.device_flops > 0 ? options.later_device_flops / options.device_flops * seconds : 0;
+    log_info("{}", estimate_text(options.title, left, seconds, later));
   }
 
   void flush() {
@@ -191,6 +219,7 @@ void Recorder::record(int64_t step, Scalars values, double step_seconds) {
     text = fmt::format("loss {:.4f}", loss->second);
   }
   r.add_to_curves(step, values);
+  r.estimate(step, step_seconds);
   r.bar->update(step, text);
   for (const char* name : {"loss", "grad_norm"}) {
     auto v = values.find(name);

@@ -43,6 +43,7 @@ struct RecorderOptions {
   int64_t start_step = 0;                   // steps done before; later steps in existing files are discarded
   int64_t samples = 0;                      // of one step; 0: unknown
   double device_flops = 0;                  // floating-point operations of one step on one device; 0: unknown
+  double later_device_flops = 0;            // those of the run's later stages; 0: none, or unknown
   std::optional<double> device_peak_flops;  // per second
   MetricsConfig config;
   std::string curve = "loss.png";            // empty: no curve
@@ -55,7 +56,8 @@ struct RecorderOptions {
 /// unchanged. A step's time, perf/step_time_seconds, is the time between the readings of the previous step and of this
 /// one; with device_flops also perf/per_device_tflops, perf/per_device_tflops_per_sec and, if the peak is known,
 /// perf/mfu; with samples perf/samples_per_second. Names that begin with eval_loss are plotted at the end, in
-/// eval_loss.png. Not thread safe.
+/// eval_loss.png. Once per start, when 5 seconds of steps are measured, the log says how long the steps that are left
+/// will take and, with later_device_flops, the run's later stages at the same rate. Not thread safe.
 class Recorder {
  public:
   using Scalars = std::map<std::string, double>;

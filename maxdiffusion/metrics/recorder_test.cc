@@ -223,6 +223,37 @@ TEST_F(RecorderOnDevice, MeasuresTheTimeOfAStepAndFlushesEachPeriod) {
   EXPECT_LE(sum, all.count());
 }
 
+TEST_F(RecorderOnDevice, SaysOnceHowLongTheRunWillTake) {
+  const auto log_of = [&](double later, std::initializer_list<double> seconds) {
+    auto o = options();
+    o.total_steps = 106, o.later_device_flops = later;
+    testing::internal::CaptureStderr();
+    {
+      Recorder rec(o);
+      int64_t step = 0;
+      for (const double s : seconds) rec.record(++step, {{"loss", 1}}, s);
+    }
+    return testing::internal::GetCapturedStderr();
+  };
+  const auto times = [](const std::string& log, const std::string& text) {
+    int n = 0;
+    for (size_t at = log.find(text); at != log.npos; at = log.find(text, at + 1)) ++n;
+    return n;
+  };
+  // The first step, of 60 seconds, is not counted; three more make 6 seconds, and 102 of 106 steps are left.
+  std::string log = log_of(0, {60, 2, 2, 2, 2, 2, 9});
+  EXPECT_EQ(times(log, "train test: the 102 steps left will take about 3:24 on this machine\n"), 1) << log;
+  EXPECT_EQ(times(log, "steps left"), 1) << log;
+  // A step is 3e12 operations, so 300e12 later ones are 100 of its steps.
+  log = log_of(300e12, {60, 2, 2, 2});
+  EXPECT_EQ(times(log,
+                  "train test: the 102 steps left will take about 3:24 on this machine, and the stages after it about "
+                  "3:20: 6:44 together\n"),
+            1)
+      << log;
+  EXPECT_EQ(times(log_of(0, {60, 2, 2}), "steps left"), 0);
+}
+
 TEST_F(RecorderOnDevice, StopsAtALossThatIsNotFinite) {
   Recorder rec(options());
   rec.push(1, devices, step_metrics(1));

@@ -77,10 +77,21 @@ void begin_with_single_frames(const ParamTable& params, HostArrays& values) {
   }
 }
 
+/// Floating-point operations on one device of `steps` steps, in which the tasks take turns.
+template <class OneTask>
+double device_flops(const Devices& devices, const std::vector<OneTask>& tasks, const StepOptions& step, int64_t steps) {
+  double sum = 0;
+  for (const OneTask& t : tasks) sum += trace_step(t, devices.graph_options(&devices.rules()), step).flops;
+  const auto parts = static_cast<double>(devices.mesh().devices()) * static_cast<double>(tasks.size());
+  return sum / parts * static_cast<double>(std::max<int64_t>(steps, 0));
+}
+
+StepOptions step_of(const AutoencoderPlan& plan) { return {.scope = plan.scope, .optim = plan.optim}; }
+
 /// Trains on `pixels`, starting from `values` or, if empty, from random values; stores the result in `values`.
 void train_stage(ModelComponents& models, const TrainPlan& plan, const AutoencoderTask& task,
                  const std::shared_ptr<const Examples>& pixels, const std::string& stage, int64_t steps,
-                 HostArrays& values) {
+                 double later_device_flops, HostArrays& values) {
   const std::string component = task.model();
   const int64_t batch = task.batch_size * plan.replicas;
   LoopOptions o = plan.loop;
@@ -89,7 +100,8 @@ void train_stage(ModelComponents& models, const TrainPlan& plan, const Autoencod
   o.place = below(o.place, stage);
   if (!o.keys.checkpoint_dir.empty()) o.keys.checkpoint_dir = below(o.keys.checkpoint_dir, stage);
   o.keys.save_final_checkpoint = true;  // the next stage starts from it
-  o.step = {.scope = plan.autoencoder->scope, .optim = plan.autoencoder->optim};
+  o.later_device_flops = later_device_flops;
+  o.step = step_of(*plan.autoencoder);
   o.step.optim.max_train_steps = steps;
   o.step.optim.learning_rate = scaled_rate(o.step.optim, o.step.optim.learning_rate, batch);
   o.initial = [&](const ParamTable& params) {
@@ -123,15 +135,20 @@ void train_autoencoder(ModelComponents& models, const TrainPlan& plan, const std
       values.merge(as_arrays(models.open_random(whole, component)()));
   };
   HostArrays values;
+  const double of_denoiser =
+      device_flops(models.devices(), plan.tasks, plan.loop.step, plan.loop.step.optim.max_train_steps);
   if (plan.autoencoder->image_steps > 0) {
     AutoencoderTask frames = task;
     frames.batch_size *= std::exchange(frames.size.frames, 1);
     train_stage(models, plan, frames, std::make_shared<SingleFrames>(images, task.size.frames), component + "_images",
-                plan.autoencoder->image_steps, values);
+                plan.autoencoder->image_steps,
+                device_flops(models.devices(), std::vector{task}, step_of(*plan.autoencoder), plan.autoencoder->steps) +
+                    of_denoiser,
+                values);
     complete(values);
     begin_with_single_frames(whole, values);
   }
-  train_stage(models, plan, task, images, component, plan.autoencoder->steps, values);
+  train_stage(models, plan, task, images, component, plan.autoencoder->steps, of_denoiser, values);
   complete(values);
   models.set_autoencoder(std::move(values));
   if (models.devices().replica() > 0) return;

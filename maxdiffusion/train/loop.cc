@@ -143,6 +143,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
                      .start_step = first,
                      .samples = at.samples,
                      .device_flops = programs.device_flops(0),
+                     .later_device_flops = o.later_device_flops,
                      .device_peak_flops = devices.client().peak_flops(o.step.scope.activations),
                      .config = o.metrics,
                      .texts = std::move(texts),

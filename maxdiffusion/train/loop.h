@@ -80,6 +80,7 @@ struct LoopOptions {
   MetricsConfig metrics;
   ProfileConfig profile;
   CompileConfig compile;
+  double later_device_flops = 0;  // RecorderOptions::later_device_flops
   std::string run_name;
   std::map<std::string, std::string> texts;  // for TensorBoard: tag → Markdown
 
