@@ -394,7 +394,7 @@ md_tests(fuzz USES commands convert SHARDS 4 COST 20)
 target_link_libraries(fuzz_tests PRIVATE PkgConfig::ZLIB)
 target_link_libraries(cli_tests PRIVATE bucket_server)
 md_tests(pipelines DEVICE PLAIN_PROGRAMS USES commands convert SHARDS 4 COST 70)
-md_tests(server DEVICE PLAIN_PROGRAMS USES media SHARDS 2 COST 40)
+md_tests(server DEVICE PLAIN_PROGRAMS USES media server SHARDS 2 COST 40)
 target_sources(server_tests PRIVATE ${CMAKE_SOURCE_DIR}/tests/fuzz/mutate.cc)
 md_tests(layering USES base QUICK *)
 # A project outside this repository, built against an installed prefix.

@@ -28,6 +28,7 @@ std::optional<std::string> from_base64(std::string_view text) {
   uint32_t bits = 0, bit_count = 0;
   for (const char c : text) {
     if (c == '=') break;
+    if (c == '\n' || c == '\r' || c == ' ' || c == '\t') continue;
     const size_t v = kLetters.find(c);
     if (v == kLetters.npos) return {};
     bits = bits << 6 | static_cast<uint32_t>(v);

@@ -3,11 +3,14 @@
 #include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <mutex>
 #include <set>
 #include <string>
 #include <utility>
+
+#include "maxdiffusion/base/warning_sink.h"
 
 namespace md {
 namespace {
@@ -15,6 +18,8 @@ namespace {
 std::mutex mutex;  // serializes all output of this file
 std::string line_prefix;
 std::string status_line;  // current status line of the terminal
+
+thread_local WarningSink* sinks = nullptr;  // the innermost of this thread
 
 constexpr const char* kEraseLine = "\r\x1b[K";
 
@@ -47,6 +52,21 @@ spdlog::level::level_enum level_of(LogLevel level) {
 
 }  // namespace
 
+WarningSink::WarningSink(std::vector<std::string>& texts, bool quiet) : texts_(texts), quiet_(quiet), outer_(sinks) {
+  sinks = this;
+}
+
+WarningSink::~WarningSink() { sinks = outer_; }
+
+bool WarningSink::add(std::string_view text) {
+  bool logged = true;
+  for (const WarningSink* s = sinks; s; s = s->outer_) {
+    if (std::ranges::find(s->texts_, text) == s->texts_.end()) s->texts_.emplace_back(text);
+    logged &= !s->quiet_;
+  }
+  return logged;
+}
+
 void set_log_level(LogLevel level) { logger().set_level(level_of(level)); }
 
 bool logs(LogLevel level) { return logger().should_log(level_of(level)); }
@@ -62,6 +82,7 @@ std::string log_prefix() {
 }
 
 void log_line(LogLevel level, std::string_view text) {
+  if (level == LogLevel::warning && !WarningSink::add(text)) return;
   std::lock_guard lock(mutex);
   if (!logger().should_log(level_of(level))) return;
   erase_status();
@@ -73,6 +94,7 @@ void log_line(LogLevel level, std::string_view text) {
 void log_line_once(LogLevel level, const std::string& text) {
   static std::mutex guard;
   static std::set<std::string> logged;
+  if (level == LogLevel::warning && !WarningSink::add(text)) return;
   {
     std::lock_guard lock(guard);
     if (!logged.insert(text).second) return;

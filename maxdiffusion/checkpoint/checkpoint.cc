@@ -70,7 +70,7 @@ bool is_whole(const fs::path& folder) {
   const std::string state = folder / kState;
   if (!exists(state)) return false;
   try {
-    return nlohmann::json::accept(read_file(state));
+    return !parse_json_or_discard(read_file(state)).is_discarded();
   } catch (const Error&) {
     return false;
   }
@@ -444,7 +444,7 @@ void write_in(const std::string& dir, int64_t step, const CheckpointContent& con
   check(step >= 0, Code::internal, "checkpoint: step {} is negative", step);
   check(group.process >= 0 && group.process < group.processes && (group.alone() || group.gather), Code::internal,
         "checkpoint: process {} of {}{}", group.process, group.processes, group.gather ? "" : ", without a connection");
-  check(!is_coordinator || nlohmann::json::accept(content.state_json), Code::internal,
+  check(!is_coordinator || !parse_json_or_discard(content.state_json).is_discarded(), Code::internal,
         "checkpoint {}: state_json is not JSON", step);
   const auto gather = [&](const std::string& mine) {
     return group.alone() ? std::vector<std::string>{mine} : group.gather(mine);

@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/layer_path.h"
+#include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/remote_checkpoints.h"
 
@@ -37,7 +38,8 @@ CheckpointReader::CheckpointReader(const std::string& folder, FromBucket mode)
                  "give the checkpoint to a new run as pretrained_model_name_or_path to train on with it"),
       state_json_(checksums_.files().text(kState)),
       index_(checksums_.files().path_of(kIndex)) {
-  check(nlohmann::json::accept(state_json_), Code::io, "read '{}': not JSON", checksums_.files().path_of(kState));
+  check(!parse_json_or_discard(state_json_).is_discarded(), Code::io, "read '{}': not JSON",
+        checksums_.files().path_of(kState));
   checksums_.verify(kTrainingState, ChecksumsOf::all_but_weights);
   checksums_.verify_sizes(kTrainingState);
   if (checksums_.files().size(kIndex)) {

@@ -31,7 +31,8 @@ ServedModel served(const std::string& word, const Words& keys) {
   const GenerateRequest request =
       serve_request(config ? config_of("serve", words) : config_of_keys(words_of_model(word, keys)));
   const GeneratePlan plan = plan_generate(request);
-  return {name_of(word), plan.model, plan.pipeline, plan.items.at(0).sampling.request, request.lora_dir};
+  return {name_of(word), plan.model, plan.pipeline, plan.items.at(0).sampling.request, request.lora_dir,
+          request.rules};
 }
 
 void serve_models(const Words& words) {

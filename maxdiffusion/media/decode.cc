@@ -16,6 +16,7 @@ namespace md {
 namespace {
 
 constexpr int64_t kMaxPixels = 200'000'000;  // 600 MB as RGB; above any camera's
+constexpr int64_t kMaxSide = 65'535;         // JPEG's; filters and tables grow with sides, however few pixels there are
 
 /// The first frame; transparent pixels over white.
 DecodedImage decode_by_libav(std::span<const uint8_t> bytes, const std::string& name, const DecodeOptions&) {
@@ -55,6 +56,8 @@ const Format* format_of(std::string_view bytes) {
 void check_image_size(int64_t height, int64_t width, const std::string& name) {
   check(height > 0 && width > 0 && height <= kMaxPixels / width, Code::io,
         "{}: the header claims {}x{} pixels; expected 1 to {} in all", name, width, height, kMaxPixels);
+  check(height <= kMaxSide && width <= kMaxSide, Code::io,
+        "{}: the header claims {}x{} pixels; expected sides of at most {}", name, width, height, kMaxSide);
 }
 
 DecodedImage from_rgba(const HostArray& rgba, bool apart) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <limits>
 
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
@@ -619,6 +620,7 @@ struct DiffusionPipeline::Impl {
   EncoderKeys encoders;
   MediaChunks chunks;
   bool keep_loaded;
+  double too_large = std::numeric_limits<double>::infinity();  // work_of() from which models are loaded one at a time
   std::string upscaler_file;  // name of the upscaler's file without ending; empty: there is none
   ResidentDenoiser denoiser;
   std::unique_ptr<TextEncoder> text;
@@ -651,6 +653,18 @@ void DiffusionPipeline::set_loras(const LoraKeys& keys) {
 
 void DiffusionPipeline::check_loras(const LoraKeys& keys) const { impl_->read_loras_of(keys); }
 
+namespace {
+
+/// What grows with the memory of a request: the samples of a program call by the pixels of the largest one.
+double work_of(const SampleRequest& r, const Family& family) {
+  const MediaSize size = sample_size(r, family);
+  const double samples = static_cast<double>(std::max<int64_t>(std::ssize(r.prompt), 1)) *
+                         static_cast<double>(r.num_images_per_prompt.value_or(1));
+  return samples * static_cast<double>(size.frames * size.height * size.width) * r.hires_scale * r.hires_scale;
+}
+
+}  // namespace
+
 SampleResult DiffusionPipeline::generate(const SampleRequest& request) {
   Impl& p = *impl_;
   const auto sample = [&] { return p.refiner ? p.generate_refined(request) : p.generate(request, {}); };
@@ -658,19 +672,29 @@ SampleResult DiffusionPipeline::generate(const SampleRequest& request) {
     for (Impl* its : {&p, p.refiner.get()})
       if (its) act(*its);
   };
-  bool again = false;
+  const double size = work_of(request, *p.models.family);
+  const bool keeps = p.keep_loaded;
+  bool again = keeps && p.opened && size >= p.too_large;
+  const auto one_at_a_time = [&] {
+    each([](Impl& its) { its.keep_loaded = false, its.leave_all(); });
+    SampleResult out = sample();
+    each([&](Impl& its) { its.keep_loaded = keeps; });
+    return out;
+  };
   try {
+    if (again) return one_at_a_time();
     try {
       return sample();
     } catch (const Error& e) {
-      again = e.code() == Code::out_of_memory && p.opened && p.keep_loaded;
+      again = e.code() == Code::out_of_memory && p.opened && keeps;
       if (!again) throw;
-      log_warning("{}: models are now loaded one at a time, for each request again", e.message());
+      log_warning("{}: models are now loaded one at a time, for requests of this size again", e.message());
     }
-    each([](Impl& its) { its.keep_loaded = false, its.leave_all(); });
-    return sample();
+    SampleResult out = one_at_a_time();
+    p.too_large = std::min(p.too_large, size);
+    return out;
   } catch (Error& e) {
-    each([again](Impl& its) { its.leave_all(), its.keep_loaded |= again; });
+    each([&](Impl& its) { its.leave_all(), its.keep_loaded |= keeps; });
     if (p.opened && e.code() == Code::device) note_damaged_weights(*p.opened, e);
     throw;
   }

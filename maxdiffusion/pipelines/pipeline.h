@@ -91,7 +91,8 @@ class DiffusionPipeline {
   /// before. Throws invalid_config, naming the key, before anything is computed if the model does not support the
   /// request. Later it throws Cancelled, what `progress` throws, device if samples are not finite, and out_of_memory.
   /// With keep_loaded, if memory is used up, a warning says so and the request begins again without keep_loaded; if it
-  /// succeeds, keep_loaded stays off. The pipeline accepts further requests after any error.
+  /// succeeds, later requests of as many pixels and samples run so at once, and smaller ones with keep_loaded. The
+  /// pipeline accepts further requests after any error.
   SampleResult generate(const SampleRequest& request);
 
   /// Replaces the LoRA files of a loaded pipeline, effective with the next request. Weights are read again; nothing is

@@ -117,6 +117,14 @@ SamplerTitle sampler_title(const json& config) {
   return out;
 }
 
+std::string automatic_schedule(const std::string& name) {
+  constexpr const char *kKarras[] = {"dpmpp_2m",       "dpmpp_sde", "dpmpp_2s_ancestral",
+                                     "dpm2_ancestral", "dpm2",      "restart"},
+                       *kExponential[] = {"dpmpp_2m_sde", "dpmpp_2m_sde_heun", "dpmpp_3m_sde"};
+  if (std::ranges::find(kKarras, name) != std::end(kKarras)) return "karras";
+  return std::ranges::find(kExponential, name) != std::end(kExponential) ? "exponential" : "";
+}
+
 bool is_unsupported_sampler(const std::string& name) {
   return std::ranges::find(kMissing, spelled(name)) != std::end(kMissing);
 }

@@ -20,6 +20,9 @@ struct SamplerTitle {
   std::string sampler, schedule;
 };
 SamplerTitle sampler_title(const nlohmann::json& config);
+/// The sigma_schedule of AUTOMATIC1111's schedule type "Automatic" for a sampler_name(): karras, exponential, or empty,
+/// the levels of training. Source: the web UI's modules/sd_samplers_kdiffusion.py.
+std::string automatic_schedule(const std::string& name);
 /// Whether `name` is a known but unsupported sampler (dpm_fast, edm_euler, …).
 bool is_unsupported_sampler(const std::string& name);
 /// Changes the config to the sampler `name`, as diffusers' from_config does, and sets the fields of the name, except

@@ -5,7 +5,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cctype>
+#include <filesystem>
+#include <set>
 
 #include "maxdiffusion/base/base64.h"
 #include "maxdiffusion/base/parse_json.h"
@@ -25,8 +26,8 @@ json a1111_error(int status, const std::string& message) {
 }
 
 /// Sets the sampler and the spacing of its noise levels.
-void set_sampler(Fields& fields, SampleRequest& r) {
-  std::string index = take<std::string>(fields, "sampler_index", "");
+void set_sampler(Service& service, const std::string& model, Fields& fields, SampleRequest& r) {
+  const std::string index = take<std::string>(fields, "sampler_index", "");
   const std::string name = take<std::string>(fields, "sampler_name", index);
   if (!name.empty() && name != "Automatic") {
     r.scheduler.scheduler = sampler_name(name);
@@ -35,7 +36,12 @@ void set_sampler(Fields& fields, SampleRequest& r) {
                                      name.substr(0, 60)));
   }
   const std::string schedule = take<std::string>(fields, "scheduler", "");
-  if (schedule.empty() || schedule == "Automatic" || schedule == "automatic") return;
+  if (schedule.empty()) return;
+  if (schedule == "Automatic" || schedule == "automatic") {
+    // The web UI's samplers have no schedule of their own for flow matching.
+    r.scheduler.sigma_schedule = service.queue.is_flow_matching(model) ? "" : automatic_schedule(r.scheduler.scheduler);
+    return;
+  }
   for (const LevelSpacing& s : level_spacings())
     if (schedule == s.label || schedule == s.name) {
       r.scheduler.sigma_schedule = s.name;
@@ -45,14 +51,41 @@ void set_sampler(Fields& fields, SampleRequest& r) {
                                  schedule.substr(0, 60)));
 }
 
+/// Sets both scales of guidance. Forge's distilled_cfg_scale is the input of a guidance-distilled model; cfg_scale next
+/// to it is classifier-free guidance, for which that model has true_cfg_scale.
+void set_guidance(const Family& family, Fields& fields, SampleRequest& r) {
+  const bool distilled = family.spec().embedded_guidance;
+  const auto found = fields.find("distilled_cfg_scale");
+  if (found != fields.end() && distilled && !found->second.is_null()) {
+    r.guidance_scale = take<double>(fields, "distilled_cfg_scale", r.guidance_scale);
+    const double cfg = take<double>(fields, "cfg_scale", r.true_cfg_scale);
+    if (family.spec().true_guidance)
+      r.true_cfg_scale = cfg;
+    else if (cfg != 1)
+      fields.warnings.emplace_back("cfg_scale is ignored: this model has no classifier-free guidance");
+    return;
+  }
+  if (found != fields.end()) {
+    if (!found->second.is_null() && found->second != 3.5)  // Forge's default
+      fields.warnings.emplace_back("distilled_cfg_scale is ignored: this model was not distilled with guidance");
+    fields.erase(found);
+  }
+  r.guidance_scale = take(fields, "cfg_scale", r.guidance_scale);
+}
+
 struct Images {
   std::string model;
   SampleRequest request;
   int64_t batch_size = 1, count = 1;  // count: over all batches
   bool sends = true;
-  std::vector<std::string> warnings;
   json parameters = json::object();  // all fields but images, for the answer
 };
+
+/// clip_skip for the web UI's CLIP_stop_at_last_layers, where 1 is the last layer.
+int64_t skipped(int64_t stop) {
+  if (stop < 1 || stop > 12) throw Refusal(400, fmt::format("CLIP_stop_at_last_layers is {}; expected 1 to 12", stop));
+  return stop - 1;
+}
 
 /// Reads the fields that txt2img and img2img share.
 Images images_of(Service& service, Fields& fields) {
@@ -63,8 +96,12 @@ Images images_of(Service& service, Fields& fields) {
   if (const auto found = fields.find("override_settings"); found != fields.end()) {
     if (found->second.is_object())
       for (const auto& [name, value] : found->second.items()) overrides[name] = value;
+    else if (!found->second.is_null())
+      throw Refusal(400, fmt::format("override_settings is {}; expected an object", shown_value(found->second)));
     fields.erase(found);
   }
+  sort_fields(overrides, "override_settings", "override_settings: ");
+  fields.warnings.insert(fields.warnings.end(), overrides.warnings.begin(), overrides.warnings.end());
   {
     const std::lock_guard lock(service.mutex);
     out.model = take<std::string>(overrides, "sd_model_checkpoint", service.default_model);
@@ -72,17 +109,15 @@ Images images_of(Service& service, Fields& fields) {
     if (service.default_clip_skip > 0) out.request.clip_skip = service.default_clip_skip;
   }
   SampleRequest& r = out.request;
-  if (const auto stop = take<int64_t>(overrides, "CLIP_stop_at_last_layers", 0); stop > 0) r.clip_skip = stop - 1;
-  if (const std::string left = warning_of(overrides); !left.empty())
-    out.warnings.push_back("override_settings: " + left);
+  const Family& family = service.queue.family(out.model);
+  if (const auto stop = take<int64_t>(overrides, "CLIP_stop_at_last_layers", 0); stop != 0) r.clip_skip = skipped(stop);
   r.prompt = {take<std::string>(fields, "prompt", "")};
   if (const std::string negative = take<std::string>(fields, "negative_prompt", ""); !negative.empty())
     r.negative_prompt = {negative};
-  if (!service.queue.family(out.model).spec().chunk_widths.empty()) r.prompt_syntax = "a1111";
-  const auto seed = take<int64_t>(fields, "seed", -1);
-  r.sample_seed = seed < 0 ? std::optional<int64_t>() : seed;
+  if (!family.spec().chunk_widths.empty()) r.prompt_syntax = "a1111";
+  r.sample_seed = take_seed(fields, "seed");
   r.num_inference_steps = take(fields, "steps", r.num_inference_steps);
-  r.guidance_scale = take(fields, "cfg_scale", r.guidance_scale);
+  set_guidance(family, fields, r);
   if (const auto v = take<int64_t>(fields, "width", 0); v != 0) r.width = v;
   if (const auto v = take<int64_t>(fields, "height", 0); v != 0) r.height = v;
   out.batch_size = take<int64_t>(fields, "batch_size", 1);
@@ -91,32 +126,17 @@ Images images_of(Service& service, Fields& fields) {
                   ? out.batch_size * batches
                   : 0;  // submit_each rejects it
   out.sends = take(fields, "send_images", true);
-  set_sampler(fields, r);
-  // Fields that the web UI's clients always send and that have no effect on an image here.
-  for (const char* no_effect : {"save_images", "do_not_save_samples", "do_not_save_grid",
-                                "override_settings_restore_afterwards", "comments", "force_task_id", "infotext"})
-    fields.erase(no_effect);
+  set_sampler(service, out.model, fields, r);
   return out;
 }
 
-/// The warning for unused fields, without those whose values mean off.
-std::string left_of(Fields fields) {
-  std::erase_if(fields, [](const auto& field) {
-    const json& v = field.second;
-    return v.is_null() || v == false || v == 0 || (v.is_string() && v.get_ref<const std::string&>().empty()) ||
-           ((v.is_array() || v.is_object()) && v.empty());
-  });
-  for (const auto& [name, usual] : Fields{{"subseed", -1}, {"seed_resize_from_h", -1}, {"seed_resize_from_w", -1}})
-    if (const auto found = fields.find(name); found != fields.end() && found->second == usual) fields.erase(found);
-  return warning_of(fields);
-}
-
-HttpReply answer(Service& service, const HttpCall& call, Images its, Fields left) {
-  if (const std::string text = left_of(std::move(left)); !text.empty()) its.warnings.push_back(text);
-  const std::vector<JobQueue::Ticket> jobs = submit_each(service, its.model, its.request, its.count);
+HttpReply answer(Service& service, const HttpCall& call, const Images& its, const Fields& fields) {
+  const std::string negative = its.request.negative_prompt.empty() ? "" : its.request.negative_prompt[0];
+  std::set<std::string> given;
+  if (!negative.empty()) given.insert("negative_prompt");
+  const std::vector<JobQueue::Ticket> jobs = submit_each(service, its.model, its.request, given, its.count);
   json images = json::array(), texts = json::array(), seeds = json::array(), prompts = json::array(),
        negatives = json::array();
-  const std::string negative = its.request.negative_prompt.empty() ? "" : its.request.negative_prompt[0];
   int64_t width = 0, height = 0;
   for (const GeneratedImage& image : service.await(jobs, call)) {
     if (its.sends) images.push_back(to_base64(Service::png_of(image)));
@@ -141,8 +161,20 @@ HttpReply answer(Service& service, const HttpCall& call, Images its, Fields left
                      {"sd_model_name", its.model},
                      {"clip_skip", its.request.clip_skip + 1},
                      {"infotexts", texts},
-                     {"warnings", its.warnings}};
+                     {"warnings", warnings_of(service, fields, jobs)}};
   return json_reply({{"images", images}, {"parameters", its.parameters}, {"info", dump_json(info)}});
+}
+
+/// The value of hires_upscaler for one of the web UI's names: "Latent", "Lanczos", "None", or that of the served
+/// upscaler's file. Throws Refusal for others.
+std::string hires_upscaler(const ServedModel& model, const std::string& name) {
+  if (name.empty()) return "";
+  if (name == "Latent") return "latent";
+  if (name == "Lanczos" || name == "None") return "lanczos";  // as the web UI resizes without an upscaler
+  const std::string file = std::filesystem::path(model.options.added.upscaler).stem();
+  if (!file.empty() && name == file) return "upscaler";
+  throw Refusal(400, fmt::format("hr_upscaler is '{}'; expected Latent, Lanczos{}", name.substr(0, 60),
+                                 file.empty() ? " or None, or a server with upscaler=FILE" : ", None or " + file));
 }
 
 HttpReply txt2img(Service& service, const HttpCall& call) {
@@ -153,15 +185,20 @@ HttpReply txt2img(Service& service, const HttpCall& call) {
   if (take(fields, "enable_hr", false)) {
     r.hires_scale = take<double>(fields, "hr_scale", 2);
     r.hires_strength = strength;
-    // The web UI's names: "Latent", "Latent (bicubic)" …, "Lanczos", or one of an upscaler's file.
-    const std::string by = take<std::string>(fields, "hr_upscaler", "");
-    if (by.starts_with("Latent")) r.hires_upscaler = "latent";
-    if (by == "Lanczos") r.hires_upscaler = "lanczos";
-  } else {
-    std::erase_if(fields, [](const auto& field) { return field.first.starts_with("hr_"); });
-    for (const char* size : {"firstphase_width", "firstphase_height"}) fields.erase(size);
+    if (const std::string by = take<std::string>(fields, "hr_upscaler", ""); !by.empty())
+      r.hires_upscaler = hires_upscaler(service.queue.model(its.model), by);
   }
-  return answer(service, call, std::move(its), std::move(fields));
+  return answer(service, call, its, fields);
+}
+
+/// mask_blur, which counts first, or mask_blur_x and mask_blur_y.
+double mask_blur(Fields& fields) {
+  const auto x = take<double>(fields, "mask_blur_x", 4), y = take<double>(fields, "mask_blur_y", x);
+  const auto found = fields.find("mask_blur");
+  if (found != fields.end() && !found->second.is_null()) return take<double>(fields, "mask_blur", 4);
+  fields.erase("mask_blur");
+  if (x != y) throw Refusal(400, fmt::format("mask_blur_x is {} and mask_blur_y {}; expected equal ones", x, y));
+  return x;
 }
 
 HttpReply img2img(Service& service, const HttpCall& call) {
@@ -171,30 +208,22 @@ HttpReply img2img(Service& service, const HttpCall& call) {
   const auto found = fields.find("init_images");
   if (found == fields.end() || !found->second.is_array() || found->second.empty())
     throw Refusal(404, "init_images has no image; expected a list of one, as base64");
-  if (found->second.size() > 1) its.warnings.emplace_back("the first of init_images alone is used");
+  if (found->second.size() > 1) fields.warnings.emplace_back("init_images: only the first image is used");
   if (!found->second[0].is_string())
     throw Refusal(400, "init_images holds no text; expected base64 of an image's file");
   r.images = {image_of_bytes(service, "init_images", bytes_of_text("init_images", found->second[0]))};
   fields.erase(found);
   r.strength = take<double>(fields, "denoising_strength", 0.75);
-  const auto blur = take<double>(fields, "mask_blur", 4);
-  const auto fill = take<int64_t>(fields, "inpainting_fill", 1),
-             padding = take<int64_t>(fields, "inpaint_full_res_padding", 32);
-  const bool part = take(fields, "inpaint_full_res", false),
-             inverted = take<int64_t>(fields, "inpainting_mask_invert", 0) != 0;
-  for (const char* no_effect : {"include_init_images", "mask_blur_x", "mask_blur_y", "mask_round"})
-    fields.erase(no_effect);
   if (const std::string mask = take<std::string>(fields, "mask", ""); !mask.empty()) {
     r.mask = image_of_bytes(service, "mask", bytes_of_text("mask", mask));
-    if (inverted)
+    if (take<int64_t>(fields, "inpainting_mask_invert", 0) != 0)
       std::ranges::transform(r.mask.view<uint8_t>(), r.mask.mutable_view<uint8_t>().begin(),
                              [](uint8_t v) { return static_cast<uint8_t>(255 - v); });
-    r.mask_blur = blur;
-    if (part) r.padding_mask_crop = padding;
-    if (fill != 1)
-      its.warnings.emplace_back("inpainting_fill is ignored: the image itself is what masked parts begin with");
+    r.mask_blur = mask_blur(fields);
+    const auto padding = take<int64_t>(fields, "inpaint_full_res_padding", 32);
+    if (take(fields, "inpaint_full_res", false)) r.padding_mask_crop = padding;
   }
-  return answer(service, call, std::move(its), std::move(fields));
+  return answer(service, call, its, fields);
 }
 
 json options(Service& service) {
@@ -209,12 +238,11 @@ HttpReply set_options(Service& service, const HttpCall& call) {
   const std::string model = take<std::string>(fields, "sd_model_checkpoint", "");
   const auto stop = take<int64_t>(fields, "CLIP_stop_at_last_layers", 0);
   service.queue.model(model);  // throws for an unknown model
-  if (stop < 0 || stop > 12) throw Refusal(400, fmt::format("CLIP_stop_at_last_layers is {}; expected 1 to 12", stop));
+  const int64_t clip_skip = stop == 0 ? 0 : skipped(stop);
   const std::lock_guard lock(service.mutex);
   if (!model.empty()) service.default_model = model;
-  if (stop > 0) service.default_clip_skip = stop - 1;
-  const std::string left = warning_of(fields);
-  return json_reply(left.empty() ? json() : json({{"warnings", {left}}}));
+  if (stop != 0) service.default_clip_skip = clip_skip;
+  return json_reply(fields.warnings.empty() ? json() : json({{"warnings", fields.warnings}}));
 }
 
 json progress(Service& service, const HttpCall& call) {

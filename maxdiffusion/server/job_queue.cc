@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
+#include <optional>
 #include <random>
 #include <set>
 #include <utility>
@@ -9,6 +11,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/base/shortened.h"
+#include "maxdiffusion/base/warning_sink.h"
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/data/folders/named_files.h"
 #include "maxdiffusion/media/image.h"
@@ -31,6 +34,11 @@ struct JobQueue::Model {
                      ? DiffusionPipeline::load_on_same_devices(shares_devices->pipeline, served.model, served.options)
                      : DiffusionPipeline::load(served.model, served.options)),
         loras(served.options.lora) {}
+  std::vector<std::string> ignored_in(const SampleRequest& r, const std::set<std::string>& given) const {
+    if (given.empty()) return {};
+    return served.rules.ignored_in(
+        r, given, {pipeline.folder(), *pipeline.family(), pipeline.devices(), sample_size(r, *pipeline.family())});
+  }
   SampleOptions check_request(const SampleRequest& r) const {
     SampleOptions o = sample_options(r, *pipeline.family(), pipeline.folder().scheduler_config(), served.options.batch,
                                      pipeline.devices().count());
@@ -58,7 +66,8 @@ struct JobQueue::Job {
 namespace {
 
 constexpr int64_t kLongestPrompt = 8192;  // bytes
-
+constexpr int64_t kMostSide = 65'535;     // of images that the model is told of
+constexpr double kMostGuidance = 1000;    // beyond it predictions overflow
 /// The settings that jobs sampled together share: everything but prompts and seeds.
 std::string settings_of(const SampleRequest& r, const LoraKeys& loras) {
   SampleKeys keys = r;
@@ -69,6 +78,16 @@ std::string settings_of(const SampleRequest& r, const LoraKeys& loras) {
   for (const auto& [name, value] : list.values())
     if (name != "prompt" && name != "negative_prompt" && name != "sample_seed") out += name + "=" + value + "\n";
   return out + text_of_files(loras);
+}
+
+/// Throws invalid_config for a number outside its key's range, wherever the request has it from.
+void check_ranges(const SampleRequest& r) {
+  SampleKeys keys = r;
+  SchedulerKeys scheduler = r.scheduler;
+  KeyList list;
+  list.add(keys), list.add(scheduler);
+  for (const ConfigKey& key : list.keys())
+    if (key.range) key.set({.text = key.print(), .where = "the request", .kind = ConfigValue::Kind::word});
 }
 
 void check_limits(const SampleRequest& r, const Family& family, const ServeKeys& limits) {
@@ -86,8 +105,35 @@ void check_limits(const SampleRequest& r, const Family& family, const ServeKeys&
     for (const std::string& text : *texts)
       check(std::ssize(text) <= kLongestPrompt, Code::invalid_config, "prompt has {} bytes; expected at most {}",
             text.size(), kLongestPrompt);
+  // Of numbers as they were given: each is bounded before it is added or multiplied.
+  const int64_t most_side = JobQueue::most_side(limits);
+  const auto within = [&](const char* key, const std::optional<int64_t>& value, int64_t least) {
+    if (value)
+      check(*value >= least && *value <= most_side, Code::invalid_config, "{} is {}; expected {} to {}", key, *value,
+            least, most_side);
+  };
+  within("height", r.height, 1), within("width", r.width, 1);
+  within("padding_mask_crop", r.padding_mask_crop, 0);
+  for (const int64_t margin : r.outpaint) within("outpaint", margin, 0);
+  for (const std::vector<int64_t>& sizes :
+       {r.original_size, r.target_size, r.crops_coords_top_left, std::vector{r.upscaler_tile}})
+    for (const int64_t side : sizes)
+      check(side >= 0 && side <= kMostSide, Code::invalid_config,
+            "original_size, target_size, crops_coords_top_left or upscaler_tile has {}; expected 0 to {}", side,
+            kMostSide);
+  for (const auto& [key, value] : {std::pair{"guidance_scale", std::optional(r.guidance_scale)},
+                                   {"true_cfg_scale", std::optional(r.true_cfg_scale)},
+                                   {"guidance_scale_high", r.guidance_scale_high},
+                                   {"guidance_scale_low", r.guidance_scale_low},
+                                   {"cfg_normalization", std::optional(r.cfg_normalization)}})
+    if (value)
+      check(*value >= 0 && *value <= kMostGuidance, Code::invalid_config, "{} is {}; expected 0 to {}", key, *value,
+            kMostGuidance);
+  check(r.mask_grow <= 1024 && r.mask_blur <= 1024, Code::invalid_config,
+        "mask_grow is {} and mask_blur {}; expected at most 1024", r.mask_grow, r.mask_blur);
+  check_ranges(r);
   const auto check_pixels = [&](const char* key, int64_t height, int64_t width, double scale, int64_t most) {
-    check(height >= 1 && width >= 1 && height <= most && width <= most && height * width <= most &&
+    check(height >= 1 && width >= 1 && std::max(height, width) <= 3 * most_side && height * width <= most &&
               static_cast<double>(height * width) * scale * scale <= static_cast<double>(most),
           Code::invalid_config, "{} is {}x{}{}; expected at most {} pixels, the server's max_pixels", key, width,
           height, scale > 1 ? fmt::format(", enlarged {} times", scale) : "", most);
@@ -98,8 +144,23 @@ void check_limits(const SampleRequest& r, const Family& family, const ServeKeys&
                  r.images[0].dims()[1] + r.outpaint[0] + r.outpaint[2], 1, 4 * limits.max_pixels);
   const MediaSize size = sample_size(r, family);
   check_pixels("the size of the sample", size.height, size.width, r.hires_scale * r.upscale, limits.max_pixels);
-  check(r.mask_grow <= 1024 && r.mask_blur <= 1024, Code::invalid_config,
-        "mask_grow is {} and mask_blur {}; expected at most 1024", r.mask_grow, r.mask_blur);
+}
+
+/// Whether tokens of the request's texts are not read.
+bool is_cut(const SampleRequest& r, const Family& family) {
+  if (r.prompt_syntax != "plain") return false;
+  std::vector<std::string> warnings;
+  const WarningSink sink(warnings, true);
+  for (const std::vector<std::string>* texts : std::initializer_list<const std::vector<std::string>*>{
+           &r.prompt, &r.negative_prompt, &r.prompt_2, &r.negative_prompt_2})
+    if (!texts->empty()) family.tokenize(*texts);
+  return !warnings.empty();
+}
+
+/// Clients need not know the location of files.
+std::string without_folder(std::string text, const std::string& folder) {
+  for (size_t at = 0; !folder.empty() && (at = text.find(folder, at)) != text.npos;) text.erase(at, folder.size());
+  return text;
 }
 
 /// PNG file of a preview, at most so many pixels wide and high.
@@ -133,6 +194,10 @@ JobQueue::~JobQueue() {
   worker_.join();
 }
 
+int64_t JobQueue::most_side(const ServeKeys& limits) {
+  return static_cast<int64_t>(4 * std::sqrt(static_cast<double>(limits.max_pixels)));
+}
+
 std::vector<std::string> JobQueue::models() const {
   std::vector<std::string> out;
   for (const auto& m : models_) out.push_back(m->served.name);
@@ -150,29 +215,33 @@ JobQueue::Model& JobQueue::find(const std::string& name) const {
 const ServedModel& JobQueue::model(const std::string& name) const { return find(name).served; }
 const Family& JobQueue::family(const std::string& name) const { return *find(name).pipeline.family(); }
 
+bool JobQueue::is_flow_matching(const std::string& name) const {
+  return md::is_flow_matching(training_config(find(name).pipeline.folder().scheduler_config(), {}));
+}
+
 std::vector<std::string> JobQueue::loras(const std::string& model) const {
   const std::string& folder = find(model).served.lora_dir;
   return folder.empty() ? std::vector<std::string>() : NamedFiles("lora_dir", folder, ".safetensors").names();
 }
 
-JobQueue::Ticket JobQueue::submit(const std::string& model, SampleRequest r) {
+JobQueue::Ticket JobQueue::submit(const std::string& model, SampleRequest r, const std::set<std::string>& given) {
   Model& m = find(model);
   auto job = std::make_shared<Job>();
   job->model = &m;
   job->loras = m.served.options.lora;
+  const WarningSink sink(job->status.warnings);
   try {
     take_lora_tags(r, job->loras, m.served.lora_dir);
-  } catch (const Error& e) {  // clients need not know the location of files
-    std::string text = e.message();
-    const std::string& folder = m.served.lora_dir;
-    for (size_t at = 0; !folder.empty() && (at = text.find(folder, at)) != text.npos;) text.erase(at, folder.size());
-    throw Error(e.code(), text);
+  } catch (const Error& e) {
+    throw Error(e.code(), without_folder(e.message(), m.served.lora_dir));
   }
   if (!r.sample_seed || *r.sample_seed == -1) r.sample_seed = random_seed();
   check_limits(r, *m.pipeline.family(), limits_);
   const SampleOptions o = m.check_request(r);
+  for (const std::string& text : m.ignored_in(r, given)) log_warning("{}", text);
   job->samples = o.samples();
-  if (may_be_joined(r, o)) job->batch_key = settings_of(r, job->loras);
+  // A warning about a prompt quotes it: such a request is not joined with those of others.
+  if (may_be_joined(r, o) && !is_cut(r, *m.pipeline.family())) job->batch_key = settings_of(r, job->loras);
   job->request = std::move(r);
   const std::lock_guard lock(mutex_);
   if (stopped_) throw Unavailable(503, "the server stops");
@@ -303,6 +372,8 @@ void JobQueue::work() {
 
 void JobQueue::generate(const std::vector<Ticket>& jobs) {
   Model& m = *jobs[0]->model;
+  std::vector<std::string> warnings;
+  const WarningSink sink(warnings);
   if (text_of_files(m.loras) != text_of_files(jobs[0]->loras)) {
     m.pipeline.set_loras(jobs[0]->loras);
     m.loras = jobs[0]->loras;
@@ -342,6 +413,8 @@ void JobQueue::generate(const std::vector<Ticket>& jobs) {
                                                      job.request.sample_seed.value_or(0)});
   }
   const std::lock_guard lock(mutex_);
+  for (const Ticket& job : jobs)
+    for (const std::string& text : warnings) job->status.warnings.push_back(without_folder(text, m.served.lora_dir));
   for (size_t k = 0; k < jobs.size(); ++k)
     if (!jobs[k]->cancelled) jobs[k]->status.images = std::move(images[k]);
 }

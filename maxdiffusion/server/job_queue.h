@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -16,6 +17,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/pipelines/pipeline.h"
 #include "maxdiffusion/server/serve_keys.h"
+#include "maxdiffusion/settings/key_rules.h"
 
 namespace md {
 
@@ -25,6 +27,7 @@ struct ServedModel {
   PipelineOptions options;  // with keep_loaded
   SampleRequest defaults;   // values of fields that a request lacks
   std::string lora_dir;     // folder of <lora:name:scale> in prompts; empty: none
+  KeyRules rules;           // of the config: which keys of a request have no effect
 };
 
 /// An error that is not the client's fault: a full queue (429), a stopping server (503).
@@ -52,6 +55,7 @@ struct JobStatus {
   std::shared_ptr<const std::string> preview;
   std::shared_ptr<const Error> error;  // if failed
   std::vector<GeneratedImage> images;  // if done
+  std::vector<std::string> warnings;   // of this request, as `generate` logs them; complete if done
   bool ended() const { return state != JobState::waiting && state != JobState::running; }
 };
 
@@ -68,16 +72,21 @@ class JobQueue {
   JobQueue(std::vector<ServedModel> models, const ServeKeys& limits);
   ~JobQueue();
 
+  /// Longest side of an image or a sample: four times that of a square of max_pixels.
+  static int64_t most_side(const ServeKeys& limits);
   std::vector<std::string> models() const;
   /// The model of this name; empty: the first. Throws invalid_config, listing the names, for an unknown name.
   const ServedModel& model(const std::string& name) const;
   const Family& family(const std::string& name) const;
+  /// Whether its scheduler_config.json is of a flow-matching model.
+  bool is_flow_matching(const std::string& name) const;
   /// Names of the LoRA files that prompts may use.
   std::vector<std::string> loras(const std::string& model) const;
 
   /// Appends a request; all of its images are sampled or none. Throws invalid_config if the model does not support it,
-  /// a limit is exceeded, or a LoRA file is missing; Unavailable if the queue is full or the server stops.
-  Ticket submit(const std::string& model, SampleRequest request);
+  /// a limit is exceeded, or a LoRA file is missing; Unavailable if the queue is full or the server stops. `given`: the
+  /// keys that the client sets; the job's warnings name those without effect.
+  Ticket submit(const std::string& model, SampleRequest request, const std::set<std::string>& given = {});
   JobStatus status(const Ticket& job);
   /// Waits until the job's status changes or the job ends, or until the milliseconds have passed.
   void wait(const Ticket& job, int64_t milliseconds);

@@ -2,8 +2,9 @@
 // their names. Source: OpenAI's API reference, "Images" and "Models".
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <charconv>
 #include <chrono>
-#include <cstdio>
 
 #include "maxdiffusion/base/base64.h"
 #include "maxdiffusion/base/utf8.h"
@@ -34,18 +35,23 @@ json model_of(const std::string& name) {
 /// Parses "512x768" into width and height; "auto" or empty: none.
 void set_size(const std::string& size, SampleRequest& r) {
   if (size.empty() || size == "auto") return;
-  int width = 0, height = 0;
-  char rest = 0;
-  if (size.size() > 20 || std::sscanf(size.c_str(), "%dx%d%c", &width, &height, &rest) != 2)
-    throw Refusal(400,
-                  fmt::format("size is '{}'; expected WIDTHxHEIGHT, as in 1024x1024, or auto", size.substr(0, 40)));
-  r.width = width, r.height = height;
+  const size_t by = size.find('x');
+  const auto side = [&](std::string_view text) {
+    int64_t value = 0;
+    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+    if (error != std::errc() || end != text.data() + text.size() || by == size.npos)
+      throw Refusal(400,
+                    fmt::format("size is '{}'; expected WIDTHxHEIGHT, as in 1024x1024, or auto", size.substr(0, 40)));
+    return value;
+  };
+  r.width = side(std::string_view(size).substr(0, by));
+  r.height = side(std::string_view(size).substr(std::min(by, size.size() - 1) + 1));
 }
 
 /// Fields that generations and edits share; reading removes them.
 struct Common {
   std::string model, format;
-  json warnings = json::array();
+  std::set<std::string> given;  // keys
 
   Common(Service& service, Fields& fields) {
     model = take<std::string>(fields, "model", "");
@@ -53,9 +59,6 @@ struct Common {
     format = take<std::string>(fields, "response_format", "url");
     if (format != "url" && format != "b64_json")
       throw Refusal(400, fmt::format("response_format is '{}'; expected url or b64_json", format.substr(0, 40)));
-    if (const std::string type = take<std::string>(fields, "output_format", "png"); type != "png")
-      warnings.push_back("output_format is ignored: images are PNG files");
-    if (take(fields, "stream", false)) throw Refusal(400, "stream is true; expected false: answers are whole");
   }
   void read(Fields& fields, SampleRequest& r) {
     const std::string prompt = take<std::string>(fields, "prompt", "");
@@ -63,19 +66,15 @@ struct Common {
     r.prompt = {prompt};
     r.num_images_per_prompt = take<int64_t>(fields, "n", 1);
     set_size(take<std::string>(fields, "size", ""), r);
-    if (const auto seed = take<int64_t>(fields, "seed", -1); seed >= 0)
-      r.sample_seed = seed;
-    else
-      r.sample_seed.reset();
-    for (const char* no_effect : {"user", "moderation", "background", "quality", "style"}) fields.erase(no_effect);
-    take_keys(fields, r);
-    if (const std::string left = warning_of(fields); !left.empty()) warnings.push_back(left);
+    r.sample_seed = take_seed(fields, "seed");
+    given = take_keys(fields, r);
   }
 };
 
-HttpReply generate(Service& service, const HttpCall& call, Common& common, SampleRequest request) {
+HttpReply generate(Service& service, const HttpCall& call, const Common& common, const Fields& fields,
+                   SampleRequest request) {
   const std::string prompt = request.prompt[0];
-  const JobQueue::Ticket job = service.queue.submit(common.model, std::move(request));
+  const JobQueue::Ticket job = service.queue.submit(common.model, std::move(request), common.given);
   json data = json::array();
   const auto host = call.headers.find("host");
   for (const GeneratedImage& image : service.await({job}, call)) {
@@ -88,7 +87,8 @@ HttpReply generate(Service& service, const HttpCall& call, Common& common, Sampl
     data.push_back(entry);
   }
   json out = {{"created", now()}, {"data", data}};
-  if (!common.warnings.empty()) out["warnings"] = common.warnings;
+  if (const std::vector<std::string> warnings = warnings_of(service, fields, {job}); !warnings.empty())
+    out["warnings"] = warnings;
   return json_reply(out);
 }
 
@@ -97,22 +97,63 @@ HttpReply generations(Service& service, const HttpCall& call) {
   Common common(service, fields);
   SampleRequest r = service.queue.model(common.model).defaults;
   common.read(fields, r);
-  return generate(service, call, common, std::move(r));
+  return generate(service, call, common, fields, std::move(r));
+}
+
+/// The images of a request that changes images.
+struct EditFiles {
+  std::vector<std::string> images;
+  std::string mask;  // empty: none
+};
+
+EditFiles files_of_parts(const HttpCall& call, Fields& fields) {
+  EditFiles out;
+  for (const HttpPart& part : call.parts) {
+    if (part.name == "image" || part.name == "image[]")
+      out.images.push_back(part.bytes);
+    else if (part.name == "mask")
+      out.mask = part.bytes;
+    else
+      fields[valid_utf8(part.name)] = valid_utf8(part.bytes);
+  }
+  sort_fields(fields, call.path);
+  return out;
+}
+
+/// Of a field: base64 of a file or a data: URL of it, or OpenAI's object {"image_url": URL} or {"b64_json": TEXT}.
+std::string bytes_of_field(const std::string& name, const json& value) {
+  const json* text = &value;
+  if (value.is_object())
+    for (const char* member : {"image_url", "b64_json"})
+      if (const auto at = value.find(member); at != value.end()) text = &*at;
+  if (!text->is_string())
+    throw Refusal(400, fmt::format("{} is {}; expected base64 of an image's file, or a data: URL of it", name,
+                                   shown_value(value)));
+  return bytes_of_text(name, text->get<std::string>());
+}
+
+EditFiles files_of_json(const HttpCall& call, Fields& fields) {
+  fields = json_fields(call);
+  EditFiles out;
+  if (const auto image = fields.find("image"); image != fields.end()) {
+    if (image->second.is_array())
+      for (const json& one : image->second) out.images.push_back(bytes_of_field("image", one));
+    else if (!image->second.is_null())
+      out.images.push_back(bytes_of_field("image", image->second));
+    fields.erase(image);
+  }
+  if (const auto mask = fields.find("mask"); mask != fields.end()) {
+    if (!mask->second.is_null() && mask->second != "") out.mask = bytes_of_field("mask", mask->second);
+    fields.erase(mask);
+  }
+  return out;
 }
 
 HttpReply edits(Service& service, const HttpCall& call) {
   Fields fields;
-  std::vector<std::string> images;
-  std::string mask;
-  if (call.parts.empty()) throw Refusal(400, "the body has no parts; expected multipart/form-data with an image");
-  for (const HttpPart& part : call.parts) {
-    if (part.name == "image" || part.name == "image[]")
-      images.push_back(part.bytes);
-    else if (part.name == "mask")
-      mask = part.bytes;
-    else
-      fields[valid_utf8(part.name)] = valid_utf8(part.bytes);
-  }
+  if (call.parts.empty() && call.body.empty())
+    throw Refusal(400, "the body is empty; expected multipart/form-data with an image, or application/json");
+  const auto [images, mask] = call.parts.empty() ? files_of_json(call, fields) : files_of_parts(call, fields);
   if (images.empty()) throw Refusal(400, "image is missing; expected an image's file");
   Common common(service, fields);
   SampleRequest r = service.queue.model(common.model).defaults;
@@ -122,7 +163,7 @@ HttpReply edits(Service& service, const HttpCall& call) {
   // As in OpenAI's API: transparent pixels are replaced, those of the mask or, without one, of the image.
   r.mask = transparency_of_bytes(service, mask.empty() ? "image" : "mask", mask.empty() ? images[0] : mask);
   if (!mask.empty() && !r.mask) r.mask = image_of_bytes(service, "mask", mask);
-  return generate(service, call, common, std::move(r));
+  return generate(service, call, common, fields, std::move(r));
 }
 
 HttpReply openai_reply(Service& service, const HttpCall& call) {

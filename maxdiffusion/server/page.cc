@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 
 #include "maxdiffusion/base/base64.h"
 #include "maxdiffusion/base/parse_json.h"
@@ -67,10 +68,12 @@ HttpReply generate(Service& service, const HttpCall& call) {
   if (!mask.empty()) r.mask = image_of_bytes(service, "mask", bytes_of_text("mask", mask));
   const auto count = take<int64_t>(fields, "images", 1);
   r.sample_seed.reset();
-  take_keys(fields, r);
+  if (fields.contains("sample_seed")) r.sample_seed = take_seed(fields, "sample_seed");
+  const std::set<std::string> given = take_keys(fields, r);
   if (r.prompt.size() != 1) throw Refusal(400, "prompt is missing; expected a text");
-  const std::vector<JobQueue::Ticket> jobs = submit_each(service, model, r, count);
-  const std::string name = random_name(), left = warning_of(fields);
+  const std::vector<JobQueue::Ticket> jobs = submit_each(service, model, r, given, count);
+  const std::string name = random_name();
+  const std::vector<std::string> warnings = warnings_of(service, fields, jobs);
   const std::lock_guard lock(service.mutex);
   service.page_jobs.emplace_back(name, jobs);
   // Keeps finished jobs whose images were not fetched, up to this number of images.
@@ -84,7 +87,7 @@ HttpReply generate(Service& service, const HttpCall& call) {
     if (unread > kMostUnread) service.page_jobs.erase(service.page_jobs.begin() + static_cast<long>(i));
   }
   json out = {{"id", name}};
-  if (!left.empty()) out["warnings"] = {left};
+  if (!warnings.empty()) out["warnings"] = warnings;
   return json_reply(out);
 }
 
@@ -97,12 +100,16 @@ std::string event(const char* name, const json& data) {
 /// if the client left or a job failed.
 bool send_events(Service& service, const std::vector<JobQueue::Ticket>& jobs, const HttpReply::Send& send) {
   std::string error;
+  std::vector<std::string> warnings;
   for (size_t i = 0; i < jobs.size(); ++i) {
     json last;
     std::shared_ptr<const std::string> shown;
     for (auto sent = std::chrono::steady_clock::now();;) {
       const JobStatus s = service.queue.status(jobs[i]);
       if (s.ended()) {
+        std::ranges::copy_if(s.warnings, std::back_inserter(warnings), [&](const std::string& text) {
+          return std::ranges::find(warnings, text) == warnings.end();
+        });
         if (s.error) error = shown_to_client(*s.error).second;
         if (s.state == JobState::cancelled) error = "cancelled";
         for (const GeneratedImage& image : s.images)
@@ -129,7 +136,7 @@ bool send_events(Service& service, const std::vector<JobQueue::Ticket>& jobs, co
     }
     if (!error.empty()) break;
   }
-  return send(event("end", {{"error", error}})) && error.empty();
+  return send(event("end", {{"error", error}, {"warnings", warnings}})) && error.empty();
 }
 
 HttpReply job(Service& service, const HttpCall& call) {

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/base/key_values.h"
@@ -11,6 +12,7 @@ namespace md {
 
 struct ServeKeys {
   std::string host = "127.0.0.1", api_key, runs;
+  std::vector<std::string> allowed_origins;
   int64_t port = 7860, max_pixels = int64_t{2048} * 2048, max_steps = 150, max_images = 16, max_queue = 256,
           max_body_mb = 32;
   bool warm_up = true;
@@ -21,6 +23,9 @@ struct ServeKeys {
       "address of the server; 127.0.0.1: only this machine can connect; 0.0.0.0: every machine that reaches it");
     v("api_key", api_key,
       "clients must send it as a bearer token or X-API-Key; never logged; empty: MAXDIFFUSION_API_KEY, or no key");
+    v("allowed_origins", allowed_origins,
+      "web pages of other places that may use the server through a browser: origins, as in http://localhost:5001, in a "
+      "list; empty: none");
     v("runs", runs,
       "folder of training runs, or a run, that the server shows at /runs as their report, live; empty: none",
       KeyPath::input);

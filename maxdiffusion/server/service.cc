@@ -4,7 +4,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cmath>
+#include <iterator>
+#include <limits>
 #include <random>
 
 #include "maxdiffusion/base/base64.h"
@@ -31,6 +34,12 @@ bool same_secret(const std::string& a, const std::string& b) {
 std::string header(const HttpCall& call, const char* name) {
   const auto found = call.headers.find(name);
   return found == call.headers.end() ? "" : found->second;
+}
+
+/// Whether a browser asks if a page of another place may send a request (CORS).
+bool is_preflight(const HttpCall& call) {
+  return call.method == "OPTIONS" && call.headers.contains("origin") &&
+         call.headers.contains("access-control-request-method");
 }
 
 /// "localhost:7860" → "localhost", "[::1]:7860" → "[::1]".
@@ -96,13 +105,20 @@ Service::Service(std::vector<ServedModel> models, const ServeKeys& limits, std::
       default_model(queue.models().empty() ? "" : queue.models().front()),
       api_key_(std::move(api_key)) {}
 
+bool Service::allows(const std::string& origin) const {
+  return std::ranges::find(keys.allowed_origins, origin) != keys.allowed_origins.end();
+}
+
 void Service::check_access(const HttpCall& call) const {
   // Web pages of other sites must not use the server through a browser on this machine, whatever host name they use.
   const std::string host = header(call, "host"), origin = header(call, "origin");
   if (is_this_machine(keys.host) && !host.empty() && !is_this_machine(without_port(host)))
     throw Refusal(403, fmt::format("the request is for host '{}'; expected localhost", host));
-  if (!origin.empty() && origin != "http://" + host && origin != "https://" + host)
-    throw Refusal(403, fmt::format("the request comes from a page of {}; expected one of this server", origin));
+  if (!origin.empty() && origin != "http://" + host && origin != "https://" + host && !allows(origin))
+    throw Refusal(403, fmt::format("the request comes from a page of {}; expected one of this server, or of "
+                                   "allowed_origins",
+                                   origin));
+  if (is_preflight(call)) return;  // browsers send it without the key
   if (api_key_.empty() || call.path == "/" || call.path == "/runs" || call.path.starts_with("/images/")) return;
   std::string client_key = header(call, "x-api-key");
   if (const std::string bearer = header(call, "authorization"); client_key.empty() && bearer.starts_with("Bearer "))
@@ -113,10 +129,25 @@ void Service::check_access(const HttpCall& call) const {
 }
 
 HttpReply Service::reply(const HttpCall& call) {
+  HttpReply reply = reply_or_error(call);
+  if (const std::string origin = header(call, "origin"); allows(origin)) {
+    reply.headers["Access-Control-Allow-Origin"] = origin;
+    reply.headers["Vary"] = "Origin";
+  }
+  return reply;
+}
+
+HttpReply Service::reply_or_error(const HttpCall& call) {
   const Interface& its = interface_of(call.path);
   std::pair<int, std::string> error;
   try {
     check_access(call);
+    if (is_preflight(call))
+      return {.status = 204,
+              .body = "",
+              .headers = {{"Access-Control-Allow-Methods", "GET, POST, DELETE"},
+                          {"Access-Control-Allow-Headers", "Authorization, Content-Type, X-API-Key"},
+                          {"Access-Control-Max-Age", "600"}}};
     if (call.state == HttpCall::Body::too_large)
       throw Refusal(413,
                     fmt::format("the body is larger than {} MB; expected at most so many: the server's max_body_mb",
@@ -175,7 +206,13 @@ Fields json_fields(const HttpCall& call) {
   if (!body.is_object()) throw Refusal(400, "the body is no JSON object");
   Fields out;
   for (const auto& [name, value] : body.items()) out[name] = value;
+  sort_fields(out, call.path);
   return out;
+}
+
+std::string shown_value(const json& value) {
+  const std::string text = valid_utf8(dump_json(value));
+  return text.size() <= 40 ? text : valid_utf8(text.substr(0, 40)) + "…";
 }
 
 HttpReply json_reply(const json& value) { return {.body = dump_json(value)}; }
@@ -189,24 +226,50 @@ template <>
 std::optional<std::string> as(const json& v) {
   return v.is_string() ? std::optional(v.get<std::string>()) : std::nullopt;
 }
+/// As the imitated interfaces take them: true, 1, "true", "True".
 template <>
 std::optional<bool> as(const json& v) {
-  if (v.is_string() && (v == "true" || v == "false")) return v == "true";  // from a form
-  return v.is_boolean() ? std::optional(v.get<bool>()) : std::nullopt;
+  if (v.is_boolean()) return v.get<bool>();
+  if (v.is_number()) return v == 0 || v == 1 ? std::optional(v == 1) : std::nullopt;
+  if (!v.is_string()) return {};
+  std::string text = v.get<std::string>();
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (text == "true" || text == "1" || text == "yes" || text == "on") return true;
+  if (text == "false" || text == "0" || text == "no" || text == "off") return false;
+  return {};
+}
+/// A number, also as a text of a form; null: it is none.
+json number_of(const json& v) {
+  if (v.is_boolean()) return v.get<bool>() ? 1 : 0;
+  const json number = v.is_string() ? parse_json_or_discard(v.get<std::string>()) : v;
+  return number.is_number() ? number : json();
 }
 template <>
 std::optional<double> as(const json& v) {
-  if (v.is_string()) {
-    const json number = parse_json_or_discard(v.get<std::string>());
-    return number.is_number() ? std::optional(number.get<double>()) : std::nullopt;
+  const json number = number_of(v);
+  return number.is_number() && std::isfinite(number.get<double>()) ? std::optional(number.get<double>()) : std::nullopt;
+}
+/// `T`: int64_t or uint64_t. Nothing for other values, never a rounded one.
+template <class T>
+std::optional<T> whole(const json& v) {
+  const json number = number_of(v);
+  constexpr uint64_t kMost = std::numeric_limits<T>::max();
+  if (number.is_number_unsigned()) {
+    const auto value = number.get<uint64_t>();
+    return value <= kMost ? std::optional(static_cast<T>(value)) : std::nullopt;
   }
-  return v.is_number() && std::isfinite(v.get<double>()) ? std::optional(v.get<double>()) : std::nullopt;
+  if (number.is_number_integer()) {
+    const auto value = number.get<int64_t>();
+    return value >= 0 || std::is_signed_v<T> ? std::optional(static_cast<T>(value)) : std::nullopt;
+  }
+  constexpr double kExact = 9007199254740992;  // 2⁵³
+  const std::optional<double> value = as<double>(v);
+  if (!value || *value != std::floor(*value) || std::abs(*value) > kExact) return {};
+  return *value >= 0 || std::is_signed_v<T> ? std::optional(static_cast<T>(*value)) : std::nullopt;
 }
 template <>
 std::optional<int64_t> as(const json& v) {
-  const std::optional<double> number = as<double>(v);
-  if (!number || *number != std::floor(*number) || std::abs(*number) > 9e15) return {};
-  return static_cast<int64_t>(*number);
+  return whole<int64_t>(v);
 }
 
 template <class T>
@@ -214,9 +277,15 @@ constexpr const char* kTypeName = "a text";
 template <>
 constexpr const char* kTypeName<bool> = "true or false";
 template <>
-constexpr const char* kTypeName<double> = "a number";
+constexpr const char* kTypeName<double> = "a finite number";
 template <>
 constexpr const char* kTypeName<int64_t> = "a whole number";
+
+/// "a text", or a number's value.
+std::string described(const json& value) {
+  if (value.is_number()) return shown_value(value);
+  return fmt::format("a{} {}", value.is_array() || value.is_object() ? "n" : "", value.type_name());
+}
 
 }  // namespace
 
@@ -228,7 +297,7 @@ T take(Fields& fields, const std::string& name, T otherwise) {
   fields.erase(found);
   if (value.is_null()) return otherwise;
   const std::optional<T> out = as<T>(value);
-  if (!out) throw Refusal(400, fmt::format("{} is a {}; expected {}", name, value.type_name(), kTypeName<T>));
+  if (!out) throw Refusal(400, fmt::format("{} is {}; expected {}", name, described(value), kTypeName<T>));
   return *out;
 }
 template std::string take(Fields&, const std::string&, std::string);
@@ -236,44 +305,65 @@ template bool take(Fields&, const std::string&, bool);
 template double take(Fields&, const std::string&, double);
 template int64_t take(Fields&, const std::string&, int64_t);
 
-void take_keys(Fields& fields, SampleRequest& request) {
+std::optional<int64_t> take_seed(Fields& fields, const std::string& name) {
+  const auto found = fields.find(name);
+  if (found == fields.end()) return {};
+  const json value = found->second;
+  if (const std::optional<uint64_t> seed = whole<uint64_t>(value)) {
+    fields.erase(found);
+    constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
+    if (*seed > kMost) throw Refusal(400, fmt::format("{} is {}; expected at most {}", name, *seed, kMost));
+    return static_cast<int64_t>(*seed);
+  }
+  const auto seed = take<int64_t>(fields, name, -1);
+  return seed < 0 ? std::nullopt : std::optional(seed);
+}
+
+std::set<std::string> take_keys(Fields& fields, SampleRequest& request) {
   KeyList keys;
   keys.add(static_cast<SampleKeys&>(request));
   keys.add(request.scheduler);
-  for (const ConfigKey& key : keys.keys()) {
-    // Fields of scheduler_config.json have unlimited sizes; the prediction type is the model's, not the client's
-    // choice.
-    if (key.name == "diffusion_scheduler_config" || key.name == "prediction_type") continue;
-    const auto found = fields.find(key.name);
+  std::set<std::string> given;
+  for (const std::string& name : request_keys()) {
+    const auto found = fields.find(name);
     if (found == fields.end()) continue;
     const json value = found->second;
     fields.erase(found);
+    if (value.is_null()) continue;
+    const ConfigKey& key = *std::ranges::find(keys.keys(), name, &ConfigKey::name);
     ConfigValue v{.text = value.is_string() ? value.get<std::string>() : dump_json(value), .where = "the request"};
-    const bool is_text = key.type == "text" || key.name == "prompt_2" || key.name == "negative_prompt_2" ||
-                         key.name == "prompt" || key.name == "negative_prompt";
+    const bool is_text = key.type == "text" || name.ends_with("prompt") || name.ends_with("prompt_2");
     if (value.is_string()) v.kind = is_text ? ConfigValue::Kind::quoted : ConfigValue::Kind::word;
     if (value.is_array()) v.kind = ConfigValue::Kind::list;
     if (value.is_object()) v.kind = ConfigValue::Kind::mapping;
-    v.is_null = value.is_null();
-    if (v.is_null) continue;
+    if (key.type.starts_with("true"))
+      if (const std::optional<bool> on = as<bool>(value)) v.text = *on ? "true" : "false";
     key.set(v);
+    given.insert(name);
   }
+  return given;
 }
 
-std::string warning_of(const Fields& left) {
-  std::vector<std::string> names;
-  for (const auto& [name, value] : left)
-    if (!value.is_null()) names.push_back(name.substr(0, 60));
-  if (names.size() > 40) names.resize(40);
-  if (names.empty()) return "";
-  return fmt::format("{} ignored: {}", names.size() == 1 ? "a field is" : "fields are", fmt::join(names, ", "));
+std::vector<std::string> warnings_of(Service& service, const Fields& fields,
+                                     const std::vector<JobQueue::Ticket>& jobs) {
+  std::vector<std::string> all = fields.warnings;
+  for (const JobQueue::Ticket& job : jobs)
+    std::ranges::copy(service.queue.status(job).warnings, std::back_inserter(all));
+  for (const auto& [name, value] : fields) all.push_back(fmt::format("{} is ignored", name.substr(0, 60)));
+  std::vector<std::string> once;
+  for (std::string& text : all)
+    if (std::ranges::find(once, text) == once.end()) once.push_back(valid_utf8(text));
+  return once;
 }
 
 namespace {
 
 DecodedImage decoded(const Service& service, const std::string& field, const std::string& bytes, bool alpha) try {
-  const int64_t most = 8 * service.keys.max_pixels;
+  const int64_t most = 8 * service.keys.max_pixels, most_side = JobQueue::most_side(service.keys);
   const ImageSize size = decode_stored_image(bytes.data(), bytes.size(), field, {.only_size = true}).size;
+  if (std::max(size.height, size.width) > most_side)
+    throw Refusal(400, fmt::format("{} has {}x{} pixels; expected sides of at most {}", field, size.width, size.height,
+                                   most_side));
   if (size.height * size.width > most)
     throw Refusal(400, fmt::format("{} has {}x{} pixels; expected at most {}", field, size.width, size.height, most));
   return decode_stored_image(bytes.data(), bytes.size(), field, {.alpha = alpha});
@@ -305,18 +395,19 @@ std::string bytes_of_text(const std::string& field, const std::string& text) {
 }
 
 std::vector<JobQueue::Ticket> submit_each(Service& service, const std::string& model, const SampleRequest& request,
-                                          int64_t images) {
+                                          const std::set<std::string>& given, int64_t images) {
   if (images < 1 || images > service.keys.max_images)
     throw Refusal(400, fmt::format("{} images are requested; expected 1 to {}, the server's max_images", images,
                                    service.keys.max_images));
+  constexpr int64_t kMostSeed = std::numeric_limits<int64_t>::max();
   SampleRequest r = request;
   r.num_images_per_prompt = 1;
   if (!r.sample_seed || *r.sample_seed < 0) r.sample_seed = random_seed();
   std::vector<JobQueue::Ticket> jobs;
   try {
     for (int64_t i = 0; i < images; ++i) {
-      jobs.push_back(service.queue.submit(model, r));
-      r.sample_seed = *r.sample_seed + 1;
+      jobs.push_back(service.queue.submit(model, r, given));
+      r.sample_seed = static_cast<int64_t>(static_cast<uint64_t>(*r.sample_seed) + 1) & kMostSeed;
     }
   } catch (...) {
     for (const JobQueue::Ticket& job : jobs) service.queue.cancel(job);

@@ -6,9 +6,12 @@
 #include <map>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/server/fields.h"
 #include "maxdiffusion/server/http.h"
 #include "maxdiffusion/server/job_queue.h"
 
@@ -64,6 +67,9 @@ class Service {
 
  private:
   void check_access(const HttpCall& call) const;
+  /// Whether pages of this origin, which is not the server's own, may use it.
+  bool allows(const std::string& origin) const;
+  HttpReply reply_or_error(const HttpCall& call);
   const std::string api_key_;
 };
 
@@ -90,27 +96,31 @@ Interface page_interface();
 
 // --- Helpers for interfaces ------------------------------------------------------------------------------------------
 
-using Fields = std::map<std::string, nlohmann::json>;
-/// The JSON object in a body. Throws Refusal if there is none.
+/// The JSON object in a body, without the fields that this path does not obey (sort_fields). Throws Refusal if there is
+/// none, or for a field that is refused.
 Fields json_fields(const HttpCall& call);
+/// A value for messages: short, as JSON.
+std::string shown_value(const nlohmann::json& value);
 HttpReply json_reply(const nlohmann::json& value);
 /// Removes a field and returns its value; `otherwise` if it is absent or null. Throws Refusal, naming it, for another
 /// type.
 template <class T>
 T take(Fields& fields, const std::string& name, T otherwise);
-/// Sets the keys of SampleKeys, scheduler, sigma_schedule and flow_shift from fields with their names, and removes
-/// these fields. Throws invalid_config for an invalid value.
-void take_keys(Fields& fields, SampleRequest& request);
-/// "the fields a, b are ignored" for the remaining fields that are not null; empty: there are none.
-std::string warning_of(const Fields& left);
+/// Removes the field of a seed and returns it; none: absent, null or negative.
+std::optional<int64_t> take_seed(Fields& fields, const std::string& name);
+/// Sets the request_keys() from fields with their names, removes these fields, and returns their names. Throws
+/// invalid_config for an invalid value.
+std::set<std::string> take_keys(Fields& fields, SampleRequest& request);
+/// The warnings of the fields and of the jobs, each once.
+std::vector<std::string> warnings_of(Service& service, const Fields& fields, const std::vector<JobQueue::Ticket>& jobs);
 /// Decodes base64, or a data: URL of it. Throws Refusal, naming the field.
 std::string bytes_of_text(const std::string& field, const std::string& text);
 /// Decodes an image and blends it over white, u8 [H, W, 3]. Throws Refusal, naming the field.
 HostArray image_of_bytes(const Service& service, const std::string& field, const std::string& bytes);
 /// A mask that is white where the image is transparent; absent if nothing is transparent.
 HostArray transparency_of_bytes(const Service& service, const std::string& field, const std::string& bytes);
-/// Submits one job per image, with consecutive seeds; all or none.
+/// Submits one job per image, with consecutive seeds; all or none. `given`: as JobQueue::submit.
 std::vector<JobQueue::Ticket> submit_each(Service& service, const std::string& model, const SampleRequest& request,
-                                          int64_t images);
+                                          const std::set<std::string>& given, int64_t images);
 
 }  // namespace md

@@ -517,12 +517,45 @@ void add(Ignored& all, const std::string& reason, const std::string& key) {
   (same == all.end() ? all.emplace_back(reason, Keys{}) : *same).second.push_back(key);
 }
 
-void log_each(LogLevel level, const Ignored& all) {
+std::vector<std::string> texts_of(const Ignored& all) {
+  std::vector<std::string> out;
   for (const auto& [reason, keys] : all)
-    log_line(level, fmt::format("{} {} ignored: {}", fmt::join(keys, ", "), keys.size() == 1 ? "is" : "are", reason));
+    out.push_back(fmt::format("{} {} ignored: {}", fmt::join(keys, ", "), keys.size() == 1 ? "is" : "are", reason));
+  return out;
+}
+
+void log_each(LogLevel level, const Ignored& all) {
+  for (const std::string& text : texts_of(all)) log_line(level, text);
+}
+
+/// The config with a request's values.
+RunConfig with_request(RunConfig c, const SampleRequest& r, const std::set<std::string>& given) {
+  static_cast<SampleKeys&>(c.sample) = r;
+  c.sample.image.assign(r.images.size(), "image");
+  c.sample.image_url.clear(), c.sample.mask_image = r.mask ? "mask" : "";
+  c.scheduler = r.scheduler;
+  c.on_command_line = given;
+  return c;
 }
 
 }  // namespace
+
+std::vector<std::string> KeyRules::ignored_in(const SampleRequest& request, const std::set<std::string>& given,
+                                              const OpenedModels& opened) const {
+  const RunConfig c = with_request(*config_, request, given);
+  const Situation s{c, opened.folder, opened.family, opened.devices, opened.samples, "generate"};
+  Ignored ignored;
+  Keys named;
+  for (const IgnoredRule& rule : rules())
+    for (const std::string& key : rule.keys) {
+      if (!given.contains(key) || std::ranges::count(named, key) > 0 || (rule.shared && !s.keys.changed(key))) continue;
+      const std::string reason = rule.reason(s, key);
+      if (reason.empty()) continue;
+      named.push_back(key);
+      add(ignored, reason, key);
+    }
+  return texts_of(ignored);
+}
 
 void KeyRules::warn_of_ignored(const OpenedModels& opened, std::string_view command) const {
   const Situation s{*config_, opened.folder, opened.family, opened.devices, opened.samples, command};

@@ -3,9 +3,13 @@
 #pragma once
 
 #include <memory>
+#include <set>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "maxdiffusion/families/family.h"
+#include "maxdiffusion/pipelines/sample_request.h"
 #include "maxdiffusion/settings/run_config.h"
 
 namespace md {
@@ -31,6 +35,10 @@ class KeyRules {
   /// a config for sampling, cause a warning only if they are on the command line. Warnings name the keys first.
   /// `command`: train, generate or prepare_tfrecords.
   void warn_of_ignored(const OpenedModels& opened, std::string_view command) const;
+  /// The texts of these warnings for a request to a server that sets the keys `given`, and whose other keys are those of
+  /// the config.
+  std::vector<std::string> ignored_in(const SampleRequest& request, const std::set<std::string>& given,
+                                      const OpenedModels& opened) const;
 
  private:
   std::shared_ptr<const RunConfig> config_;

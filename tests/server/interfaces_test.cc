@@ -144,10 +144,10 @@ TEST_F(Interfaces, OpenAiErrorsHaveItsForm) {
     EXPECT_TRUE(contains(error["message"], part)) << error["message"];
   };
   refused({{"n", 1}}, "prompt is missing; expected a text");
-  refused({{"prompt", 3}}, "prompt is a number; expected a text");
+  refused({{"prompt", 3}}, "prompt is 3; expected a text");
   refused({{"prompt", "x"}, {"n", 5}}, "num_images_per_prompt is 5; expected 1 to 4");
   refused({{"prompt", "x"}, {"n", 0}}, "num_images_per_prompt is 0; expected 1 to 4");
-  refused({{"prompt", "x"}, {"n", 1.5}}, "n is a number; expected a whole number");
+  refused({{"prompt", "x"}, {"n", 1.5}}, "n is 1.5; expected a whole number");
   refused({{"prompt", "x"}, {"size", "128x64"}}, "the size of the sample is 128x64; expected at most 4096 pixels");
   refused({{"prompt", "x"}, {"size", "-8x99999999999"}}, "");
   refused({{"prompt", "x"}, {"size", "big"}}, "size is 'big'; expected WIDTHxHEIGHT");
@@ -207,7 +207,8 @@ TEST_F(Interfaces, A1111sImagesAreTheCommandsWithSeedsThatFollowEachOther) {
   const json info = parse_json_or_discard(a.value()["info"].get<std::string>());
   EXPECT_EQ(info["all_seeds"], (json{7, 8}));
   EXPECT_EQ(info["height"], 24);
-  EXPECT_EQ(info["warnings"], json::array({"a field is ignored: restore_faces"}));
+  EXPECT_EQ(info["warnings"], json::array({"eta is ignored: samplers have the settings of their names",
+                                           "restore_faces is ignored: this server has no such part of the web UI"}));
   EXPECT_TRUE(
       info["infotexts"][1].get<std::string>().starts_with("a (red:1.3) heart\nNegative prompt: grey\nSteps: 4, "
                                                           "Sampler: DPM++ 2M, Schedule type: Karras, CFG scale: "

@@ -332,6 +332,11 @@ TEST_F(DatasetFiles, ThatAreWrongAreRefusedByLine) {
       kohya("[[[[ = false"),
       "k.toml:4: expected TOML: Error while parsing key: expected bare key starting character or string delimiter, saw "
       "'['");
+  std::string dotted = "a";
+  for (int i = 0; i < 100'000; ++i) dotted += ".a";
+  for (const std::string& deep : {dotted + " = 1", "[" + dotted + "]\n", "x = {" + dotted + " = 1}"})
+    EXPECT_EQ(kohya(deep), "k.toml:4: a key has more than 128 names joined by dots; expected fewer");
+  EXPECT_TRUE(kohya("x = " + std::string(100'000, '[')).starts_with("k.toml:4: expected TOML: "));
   EXPECT_EQ(kohya("num_repeats = 0"), "k.toml:4: num_repeats is 0; expected a whole number, 1 or more");
   EXPECT_EQ(kohya("num_repeats = 1.5"), "k.toml:4: num_repeats is 1.5; expected a whole number, 1 or more");
   EXPECT_EQ(kohya("num_repeat = 2"), "k.toml:4: unknown key 'num_repeat'\ntry: num_repeats");

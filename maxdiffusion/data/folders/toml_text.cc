@@ -37,9 +37,41 @@ DatasetValue of_toml(const toml::node& node, const std::string& file) {
   return v;
 }
 
+/// Names that dots join, as in `a.b.c = 1` and `[a.b.c]`. toml++ limits brackets, but not these, and its destructors
+/// recurse.
+constexpr int kMostNames = 128;
+
+/// Throws invalid_config for a line with more dots outside texts than names may have.
+void check_dotted_names(const std::string& text, const std::string& file) {
+  int64_t line = 1;
+  int dots = 0;
+  char quote = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (c == '\n') {
+      ++line, dots = 0, quote = 0;  // a text of several lines has no names: dots in it only count within a line
+    } else if (quote) {
+      if (c == '\\' && quote == '"')
+        ++i;
+      else if (c == quote)
+        quote = 0;
+    } else if (c == '"' || c == '\'') {
+      quote = c;
+    } else if (c == '#') {
+      while (i + 1 < text.size() && text[i + 1] != '\n') ++i;
+    } else if (c == '=' || c == ',' || c == '{') {
+      dots = 0;
+    } else if (c == '.' && ++dots >= kMostNames) {
+      fail(Code::invalid_config, "{}:{}: a key has more than {} names joined by dots; expected fewer", file, line,
+           kMostNames);
+    }
+  }
+}
+
 }  // namespace
 
 DatasetValue parse_toml(const std::string& text, const std::string& file) {
+  check_dotted_names(text, file);
   try {
     return of_toml(toml::parse(text), file);
   } catch (const toml::parse_error& e) {

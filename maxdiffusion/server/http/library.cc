@@ -20,6 +20,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/server/http.h"
+#include "maxdiffusion/server/http/framing.h"
 
 namespace md {
 namespace {
@@ -38,11 +39,8 @@ class Connection final : public httplib::Stream {
       : socket_(socket),
         options_(options),
         stopping_(stopping),
-        until_(Clock::now() + std::chrono::seconds(options.request_seconds)),
-        head_left_(options.max_head) {}
+        until_(Clock::now() + std::chrono::seconds(options.request_seconds)) {}
 
-  /// Call it before the body is read.
-  void head_is_read() { in_head_ = false; }
   bool is_connected() const {
     char c = 0;
     const ssize_t n = ::recv(socket_, &c, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -52,20 +50,19 @@ class Connection final : public httplib::Stream {
   bool is_readable() const override { return true; }
   bool is_writable() const override { return is_connected(); }
   ssize_t read(char* to, size_t size) override {
-    if (in_head_) {  // the library reads lines byte by byte
-      if (head_left_ == 0) return -1;
-      size = std::min(size, head_left_);
+    if (head_.empty() && !read_head()) return -1;
+    if (head_at_ < head_.size()) {  // the library reads lines byte by byte
+      const size_t n = std::min(size, head_.size() - head_at_);
+      std::copy_n(head_.data() + head_at_, n, to);
+      head_at_ += n;
+      return static_cast<ssize_t>(n);
     }
-    if (at_ == end_) {
-      if (!wait(POLLIN, until_)) return -1;
-      const ssize_t n = ::recv(socket_, buffer_.data(), buffer_.size(), 0);
-      if (n <= 0) return n;
-      at_ = 0, end_ = static_cast<size_t>(n);
-    }
+    if (at_ == end_)
+      if (const ssize_t n = fill(); n <= 0) return n;
     const size_t n = std::min(size, end_ - at_);
+    if (chunked_ && !chunks_.takes({buffer_.data() + at_, n})) return -1;
     std::copy_n(buffer_.data() + at_, n, to);
     at_ += n;
-    if (in_head_) head_left_ -= n;
     return static_cast<ssize_t>(n);
   }
   ssize_t write(const char* from, size_t size) override {
@@ -80,6 +77,36 @@ class Connection final : public httplib::Stream {
   int socket() const override { return 0; }  // the library would call select on it
 
  private:
+  ssize_t fill() {
+    if (!wait(POLLIN, until_)) return -1;
+    const ssize_t n = ::recv(socket_, buffer_.data(), buffer_.size(), 0);
+    if (n > 0) at_ = 0, end_ = static_cast<size_t>(n);
+    return n;
+  }
+  /// Reads the whole head; answers 400 and returns false unless it is well formed.
+  bool read_head() {
+    while (!head_.ends_with("\r\n\r\n")) {
+      if (at_ == end_ && fill() <= 0) return false;
+      if (head_.size() >= options_.max_head) return false;
+      head_ += buffer_[at_++];
+      if (head_.ends_with("\n\n") || head_.ends_with("\n\r\n")) break;
+    }
+    const HeadFraming framing = check_head(head_);
+    chunked_ = framing.chunked;
+    if (framing.error.empty()) return true;
+    const std::string body = fmt::format(R"({{"error": {{"message": "{}"}}, "detail": "{}"}})", framing.error,
+                                         framing.error),
+                      text = fmt::format(
+                          "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: "
+                          "{}\r\nConnection: close\r\n\r\n{}",
+                          body.size(), body);
+    for (std::string_view rest = text; !rest.empty();) {
+      const ssize_t n = write(rest.data(), rest.size());
+      if (n <= 0) break;
+      rest.remove_prefix(static_cast<size_t>(n));
+    }
+    return false;
+  }
   template <class Name>
   void address(Name name, std::string& ip, int& port) const {
     sockaddr_storage a{};
@@ -111,8 +138,10 @@ class Connection final : public httplib::Stream {
   const HttpOptions& options_;
   const std::atomic<bool>& stopping_;
   Clock::time_point until_;
-  bool in_head_ = true;
-  size_t head_left_, at_ = 0, end_ = 0;
+  std::string head_;
+  ChunkFraming chunks_;
+  bool chunked_ = false;
+  size_t head_at_ = 0, at_ = 0, end_ = 0;
   std::array<char, 16384> buffer_{};
 };
 
@@ -272,16 +301,11 @@ class Listener final : public HttpListener {
   void stop() override { server_.stop_serving(); }
 
   void run(const HttpHandler& handler) override {
-    const auto refuse = [](const httplib::Request& r, httplib::Response&) {
-      connection->head_is_read();
+    server_.set_pre_routing_handler([](const httplib::Request& r, httplib::Response& out) {
       // The library matches paths with recursive regular expressions.
-      return r.path.size() > 1024 ? httplib::Server::HandlerResponse::Handled
-                                  : httplib::Server::HandlerResponse::Unhandled;
-    };
-    server_.set_pre_routing_handler([refuse](const httplib::Request& r, httplib::Response& out) {
-      const auto handled = refuse(r, out);
-      if (handled == httplib::Server::HandlerResponse::Handled) out.status = 414;
-      return handled;
+      if (r.path.size() <= 1024) return httplib::Server::HandlerResponse::Unhandled;
+      out.status = 414;
+      return httplib::Server::HandlerResponse::Handled;
     });
     server_.set_exception_handler([](const httplib::Request&, httplib::Response& out, const std::exception_ptr&) {
       out.status = 500;
