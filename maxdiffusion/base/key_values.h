@@ -39,4 +39,7 @@ struct KeyWords {
 inline KeyWords one_of(std::vector<std::string> words) { return {std::move(words)}; }
 inline KeyWords one_of_or_empty(std::vector<std::string> words) { return {std::move(words), true}; }
 
+/// Marks a key whose value is never printed, not even in errors: `v("api_key", api_key, "…", Secret())`.
+struct Secret {};
+
 }  // namespace md

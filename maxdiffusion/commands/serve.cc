@@ -31,8 +31,7 @@ ServedModel served(const std::string& word, const Words& keys) {
   const GenerateRequest request =
       serve_request(config ? config_of("serve", words) : config_of_keys(words_of_model(word, keys)));
   const GeneratePlan plan = plan_generate(request);
-  return {name_of(word), plan.model, plan.pipeline, plan.items.at(0).sampling.request, request.lora_dir,
-          request.rules};
+  return {name_of(word), plan.model, plan.pipeline, plan.items.at(0).sampling.request, request.lora_dir, request.rules};
 }
 
 void serve_models(const Words& words) {
@@ -49,7 +48,8 @@ void serve_models(const Words& words) {
         .note(fmt::format("try: {} serve MODEL_FOLDER port=7860", program_name()));
   if (models.empty() && !of_runs.empty())
     throw Error(Code::invalid_config,
-                fmt::format("{} is given without a model; expected a model, or keys of the server", of_runs.front()));
+                fmt::format("{} is given without a model; expected a model, or keys of the server",
+                            of_runs.front().substr(0, of_runs.front().find('='))));
   std::vector<ServedModel> all;
   for (const std::string& word : models) all.push_back(served(word, of_runs));
   serve(std::move(all), keys);

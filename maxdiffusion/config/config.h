@@ -123,6 +123,7 @@ class KeyList {
   void key(const char* name, double& m, const char* meaning, const std::optional<KeyRange>& range = {});
   void key(const char* name, std::string& m, const char* meaning, KeyPath path = KeyPath::none);  // null, None: empty
   void key(const char* name, std::string& m, const char* meaning, const KeyWords& words);
+  void key(const char* name, std::string& m, const char* meaning, Secret);  // errors do not print its value
   void key(const char* name, std::optional<bool>& m, const char* meaning);  // null: none
   void key(const char* name, std::optional<int64_t>& m, const char* meaning, const std::optional<KeyRange>& range = {});
   void key(const char* name, std::optional<double>& m, const char* meaning, const std::optional<KeyRange>& range = {});

@@ -327,7 +327,8 @@ TEST(Config, TheLastOverrideWins) {
 
 TEST(Config, AWordWithoutEqualsSignIsNamed) {
   EXPECT_TRUE(contains(refusal("", {"max_train_steps"}), "'max_train_steps' is not of the form key=value"));
-  EXPECT_TRUE(contains(refusal("", {"=5"}), "'=5'"));
+  EXPECT_TRUE(contains(refusal("", {"hf_access_token"}), "'hf_access_token' is not of the form key=value"));
+  EXPECT_TRUE(contains(refusal("", {"hf_abcdefgh"}), "a token of the Hugging Face hub is not of the form key=value"));
 }
 
 TEST(Config, WordsWithoutKeyAndValueAreRefusedWithAdvice) {
@@ -834,6 +835,34 @@ TEST(ConfigKey, LineHasDefaultMeaningAndRange) {
             "crops: []  # offsets [0 or more]\n"
             "method: fast  # how [one of: fast, careful]\n"
             "form: \"\"  # what; empty: either [one of: png, mp4, or empty]\n");
+}
+
+struct SecretKeys {
+  std::string token;
+  template <class V>
+  void visit(V&& v) {
+    v("token", token, "a token", Secret());
+  }
+};
+
+TEST(Config, ErrorsDoNotPrintSecrets) {
+  for (const char* yaml : {"token: [hunter2, b]", "token: {hunter2: b}", "token:\n  - hunter2\n"}) {
+    SecretKeys its;
+    KeyList keys;
+    keys.add(its);
+    try {
+      keys.assign(ConfigSource::from_text(yaml));
+      ADD_FAILURE() << yaml;
+    } catch (const Error& e) {
+      EXPECT_FALSE(contains(e.what(), "hunter2")) << e.what();
+      EXPECT_TRUE(contains(e.what(), "token is a ")) << e.what();
+    }
+  }
+  SecretKeys its;
+  KeyList keys;
+  keys.add(its);
+  keys.assign(ConfigSource::from_text("token: 12345"));
+  EXPECT_EQ(its.token, "12345");
 }
 
 }  // namespace

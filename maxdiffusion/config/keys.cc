@@ -251,6 +251,16 @@ void KeyList::key(const char* name, std::string& m, const char* meaning, const K
   };
 }
 
+void KeyList::key(const char* name, std::string& m, const char* meaning, Secret) {
+  key(name, m, meaning);
+  keys_.back().set = [name, any = keys_.back().set](const ConfigValue& v) {
+    if (is_scalar(v) || v.is_null) return any(v);
+    throw Error(Code::invalid_config, fmt::format("config: {}: {} is a {}, expected one text", v.where, name,
+                                                  v.kind == Kind::mapping ? "mapping" : "list"))
+        .note("the value is a secret and is not printed");
+  };
+}
+
 void KeyList::key(const char* name, std::optional<bool>& m, const char* meaning) {
   declare({name, meaning, "true, false or null",
            [name, &m](const ConfigValue& v) {

@@ -144,12 +144,23 @@ void ConfigSource::merge_text(const std::string& yaml, const std::string& file, 
   }
 }
 
+namespace {
+
+/// A word for messages; a token of the Hugging Face hub is not printed.
+std::string shown_word(const std::string& word) {
+  const bool token = word.starts_with("hf_") && word != "hf_access_token";
+  return token ? "a token of the Hugging Face hub" : "'" + word + "'";
+}
+
+}  // namespace
+
 void ConfigSource::merge_words(const std::vector<std::string>& overrides) {
   ++layers_;
   for (const auto& word : overrides) {
     const size_t split = word.find('=');
     if (split == std::string::npos || split == 0) {
-      Error error(Code::invalid_config, fmt::format("config: command line: '{}' is not of the form key=value", word));
+      Error error(Code::invalid_config,
+                  fmt::format("config: command line: {} is not of the form key=value", shown_word(word)));
       if (word.ends_with(".yml") || word.ends_with(".yaml"))
         error.note("a command takes one config file; `base: OTHER.yml` in it names its parent");
       else if (word.starts_with('-'))

@@ -66,7 +66,7 @@ struct JobQueue::Job {
 namespace {
 
 constexpr int64_t kLongestPrompt = 8192;  // bytes
-constexpr int64_t kMostSide = 65'535;     // of images that the model is told of
+constexpr int64_t kMostSide = 65'535;     // in what a model is conditioned on
 constexpr double kMostGuidance = 1000;    // beyond it predictions overflow
 /// The settings that jobs sampled together share: everything but prompts and seeds.
 std::string settings_of(const SampleRequest& r, const LoraKeys& loras) {

@@ -22,7 +22,8 @@ struct ServeKeys {
     v("host", host,
       "address of the server; 127.0.0.1: only this machine can connect; 0.0.0.0: every machine that reaches it");
     v("api_key", api_key,
-      "clients must send it as a bearer token or X-API-Key; never logged; empty: MAXDIFFUSION_API_KEY, or no key");
+      "clients must send it as a bearer token or X-API-Key; never logged; empty: MAXDIFFUSION_API_KEY, or no key",
+      Secret());
     v("allowed_origins", allowed_origins,
       "web pages of other places that may use the server through a browser: origins, as in http://localhost:5001, in a "
       "list; empty: none");

@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <thread>
 
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/server/http.h"
@@ -37,6 +38,13 @@ void warm_up(JobQueue& queue) {
 }  // namespace
 
 void serve(std::vector<ServedModel> models, const ServeKeys& keys) {
+  for (const std::string& origin : keys.allowed_origins) {
+    const size_t host = origin.find("://");
+    const bool valid = (origin.starts_with("http://") || origin.starts_with("https://")) && host + 3 < origin.size() &&
+                       origin.find_first_of("/* ", host + 3) == origin.npos;
+    check(valid, Code::invalid_config,
+          "allowed_origins has '{}'; expected origins as browsers send them, such as http://localhost:5001", origin);
+  }
   const GracefulStop stop("cancelling what runs");
   const std::string api_key = api_key_of(keys);
   const std::unique_ptr<HttpListener> listener = listen_library().listen(

@@ -107,7 +107,7 @@ struct HubKeys {
   template <class V>
   void visit(V&& v) {
     v("hf_access_token", hf_access_token,
-      "token of the Hugging Face hub, never printed; empty: HF_TOKEN or the hub's token file");
+      "token of the Hugging Face hub, never printed; empty: HF_TOKEN or the hub's token file", Secret());
   }
 };
 

@@ -106,6 +106,15 @@ TEST(ServerStart, WordsThatCannotBeAreRefused) {
   o = maxdiffusion({"serve", kSd, "host=300.1.1.1"});
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "host is '300.1.1.1'; expected an address or a name of this machine")) << o.err;
+  for (const std::string origin : {"*", "localhost:5001", "http://localhost:5001/", "http://", "null"}) {
+    o = maxdiffusion({"serve", kSd, "port=0", "warm_up=false", "allowed_origins=" + origin});
+    EXPECT_EQ(o.status, 2) << origin;
+    EXPECT_TRUE(contains(o.err, "allowed_origins has '" + origin + "'; expected origins")) << o.err;
+  }
+  o = maxdiffusion({"serve", "runs=" + kSd, "hf_access_token=hunter2"});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "hf_access_token is given without a model")) << o.err;
+  EXPECT_FALSE(contains(o.err, "hunter2")) << o.err;
   const TestServer server(tiny());
   o = maxdiffusion({"serve", kSd, fmt::format("port={}", server.port())});
   EXPECT_EQ(o.status, 4);
