@@ -80,8 +80,8 @@ class ServedFields : public testing::Test {
 };
 
 TEST_F(ServedFields, OfAllEndpointsAreReadOrRefusedOrNamed) {
-  for (const std::string endpoint : {T, I, G, E, std::string("/sdapi/v1/options"), std::string("/sdapi/v1/png-info"),
-                                     std::string("/api/generate")}) {
+  for (const auto& endpoint : {T, I, G, E, std::string("/sdapi/v1/options"), std::string("/sdapi/v1/png-info"),
+                               std::string("/api/generate")}) {
     json ignored = whole(endpoint), off = ignored;
     std::vector<std::string> named;
     for (const ServedField& f : served_fields(endpoint)) {
