@@ -8,7 +8,8 @@
 namespace md {
 
 std::string to_base64(std::string_view bytes);
-/// Padding may be missing; text after it is ignored, and so are spaces and ends of lines, as MIME writes them. Returns nothing if the text has another letter.
+/// Padding may be missing; text after it is ignored, and so are spaces and ends of lines, as MIME writes them. Returns
+/// nothing if the text has another letter.
 std::optional<std::string> from_base64(std::string_view text);
 
 }  // namespace md

@@ -1,4 +1,4 @@
-// The warnings of one piece of work as texts, for those who do not see the log: clients of a server.
+// The warnings of a request as texts, for those who do not see the log: clients of a server.
 #pragma once
 
 #include <string>

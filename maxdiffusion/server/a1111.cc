@@ -132,9 +132,9 @@ Images images_of(Service& service, Fields& fields) {
 
 HttpReply answer(Service& service, const HttpCall& call, const Images& its, const Fields& fields) {
   const std::string negative = its.request.negative_prompt.empty() ? "" : its.request.negative_prompt[0];
-  std::set<std::string> given;
-  if (!negative.empty()) given.insert("negative_prompt");
-  const std::vector<JobQueue::Ticket> jobs = submit_each(service, its.model, its.request, given, its.count);
+  std::set<std::string> set_keys;
+  if (!negative.empty()) set_keys.insert("negative_prompt");
+  const std::vector<JobQueue::Ticket> jobs = submit_each(service, its.model, its.request, set_keys, its.count);
   json images = json::array(), texts = json::array(), seeds = json::array(), prompts = json::array(),
        negatives = json::array();
   int64_t width = 0, height = 0;

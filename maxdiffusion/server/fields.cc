@@ -107,7 +107,7 @@ List openai_fields() {
               {"output_compression", ignored, "images are PNG files", "", {100}},
               {"stream", refused, "expected false: answers are whole"},
               {"partial_images", ignored, "answers are whole"},
-              {"user", ignored, "users are not told apart"},
+              {"user", ignored, "no difference is made between users"},
               {"moderation", ignored, "nothing is moderated", "", {"auto", "low"}},
               {"background", ignored, "images are opaque", "", {"auto", "opaque"}},
               {"quality", ignored, "num_inference_steps says it", "", {"auto"}},
@@ -170,18 +170,18 @@ const std::vector<ServedField>& served_fields(const std::string& endpoint) {
 
 void sort_fields(Fields& fields, const std::string& endpoint, const std::string& prefix) {
   const std::vector<ServedField>& list = served_fields(endpoint);
-  const std::map<std::string, json> given = fields;
+  const std::map<std::string, json> body = fields;
   std::vector<std::string> unknown;
   std::map<std::string, std::vector<std::string>> by_reason;
-  for (const auto& [name, value] : given) {
+  for (const auto& [name, value] : body) {
     const auto field = std::ranges::find(list, name, &ServedField::name);
     if (field == list.end()) {
       fields.erase(name);
       if (!is_nothing(value)) unknown.push_back(name.substr(0, 60));
       continue;
     }
-    const auto needed = given.find(field->needs);
-    if (!field->needs.empty() && (needed == given.end() || is_nothing(needed->second))) {
+    const auto needed = body.find(field->needs);
+    if (!field->needs.empty() && (needed == body.end() || is_nothing(needed->second))) {
       fields.erase(name);
       continue;
     }

@@ -19,7 +19,7 @@ struct ServedField {
   std::string reason = {};  // of fields that are refused or ignored
   /// A boolean field or a text without which this field has no meaning; such a field is dropped. Empty: none.
   std::string needs = {};
-  /// Values that ask for what is done anyway, beside null. Null: false, 0, "", empty lists and objects.
+  /// Values that change nothing, in addition to null. Null: false, 0, "", empty lists and objects.
   nlohmann::json off = nullptr;
 };
 

@@ -34,10 +34,10 @@ struct JobQueue::Model {
                      ? DiffusionPipeline::load_on_same_devices(shares_devices->pipeline, served.model, served.options)
                      : DiffusionPipeline::load(served.model, served.options)),
         loras(served.options.lora) {}
-  std::vector<std::string> ignored_in(const SampleRequest& r, const std::set<std::string>& given) const {
-    if (given.empty()) return {};
+  std::vector<std::string> ignored_in(const SampleRequest& r, const std::set<std::string>& set_keys) const {
+    if (set_keys.empty()) return {};
     return served.rules.ignored_in(
-        r, given, {pipeline.folder(), *pipeline.family(), pipeline.devices(), sample_size(r, *pipeline.family())});
+        r, set_keys, {pipeline.folder(), *pipeline.family(), pipeline.devices(), sample_size(r, *pipeline.family())});
   }
   SampleOptions check_request(const SampleRequest& r) const {
     SampleOptions o = sample_options(r, *pipeline.family(), pipeline.folder().scheduler_config(), served.options.batch,
@@ -224,7 +224,7 @@ std::vector<std::string> JobQueue::loras(const std::string& model) const {
   return folder.empty() ? std::vector<std::string>() : NamedFiles("lora_dir", folder, ".safetensors").names();
 }
 
-JobQueue::Ticket JobQueue::submit(const std::string& model, SampleRequest r, const std::set<std::string>& given) {
+JobQueue::Ticket JobQueue::submit(const std::string& model, SampleRequest r, const std::set<std::string>& set_keys) {
   Model& m = find(model);
   auto job = std::make_shared<Job>();
   job->model = &m;
@@ -238,7 +238,7 @@ JobQueue::Ticket JobQueue::submit(const std::string& model, SampleRequest r, con
   if (!r.sample_seed || *r.sample_seed == -1) r.sample_seed = random_seed();
   check_limits(r, *m.pipeline.family(), limits_);
   const SampleOptions o = m.check_request(r);
-  for (const std::string& text : m.ignored_in(r, given)) log_warning("{}", text);
+  for (const std::string& text : m.ignored_in(r, set_keys)) log_warning("{}", text);
   job->samples = o.samples();
   // A warning about a prompt quotes it: such a request is not joined with those of others.
   if (may_be_joined(r, o) && !is_cut(r, *m.pipeline.family())) job->batch_key = settings_of(r, job->loras);

@@ -84,9 +84,9 @@ class JobQueue {
   std::vector<std::string> loras(const std::string& model) const;
 
   /// Appends a request; all of its images are sampled or none. Throws invalid_config if the model does not support it,
-  /// a limit is exceeded, or a LoRA file is missing; Unavailable if the queue is full or the server stops. `given`: the
-  /// keys that the client sets; the job's warnings name those without effect.
-  Ticket submit(const std::string& model, SampleRequest request, const std::set<std::string>& given = {});
+  /// a limit is exceeded, or a LoRA file is missing; Unavailable if the queue is full or the server stops. `set_keys`:
+  /// the keys that the client sets; the job's warnings name those without effect.
+  Ticket submit(const std::string& model, SampleRequest request, const std::set<std::string>& set_keys = {});
   JobStatus status(const Ticket& job);
   /// Waits until the job's status changes or the job ends, or until the milliseconds have passed.
   void wait(const Ticket& job, int64_t milliseconds);

@@ -51,7 +51,7 @@ void set_size(const std::string& size, SampleRequest& r) {
 /// Fields that generations and edits share; reading removes them.
 struct Common {
   std::string model, format;
-  std::set<std::string> given;  // keys
+  std::set<std::string> set_keys;  // keys
 
   Common(Service& service, Fields& fields) {
     model = take<std::string>(fields, "model", "");
@@ -67,14 +67,14 @@ struct Common {
     r.num_images_per_prompt = take<int64_t>(fields, "n", 1);
     set_size(take<std::string>(fields, "size", ""), r);
     r.sample_seed = take_seed(fields, "seed");
-    given = take_keys(fields, r);
+    set_keys = take_keys(fields, r);
   }
 };
 
 HttpReply generate(Service& service, const HttpCall& call, const Common& common, const Fields& fields,
                    SampleRequest request) {
   const std::string prompt = request.prompt[0];
-  const JobQueue::Ticket job = service.queue.submit(common.model, std::move(request), common.given);
+  const JobQueue::Ticket job = service.queue.submit(common.model, std::move(request), common.set_keys);
   json data = json::array();
   const auto host = call.headers.find("host");
   for (const GeneratedImage& image : service.await({job}, call)) {

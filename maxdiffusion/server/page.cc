@@ -69,9 +69,9 @@ HttpReply generate(Service& service, const HttpCall& call) {
   const auto count = take<int64_t>(fields, "images", 1);
   r.sample_seed.reset();
   if (fields.contains("sample_seed")) r.sample_seed = take_seed(fields, "sample_seed");
-  const std::set<std::string> given = take_keys(fields, r);
+  const std::set<std::string> set_keys = take_keys(fields, r);
   if (r.prompt.size() != 1) throw Refusal(400, "prompt is missing; expected a text");
-  const std::vector<JobQueue::Ticket> jobs = submit_each(service, model, r, given, count);
+  const std::vector<JobQueue::Ticket> jobs = submit_each(service, model, r, set_keys, count);
   const std::string name = random_name();
   const std::vector<std::string> warnings = warnings_of(service, fields, jobs);
   const std::lock_guard lock(service.mutex);

@@ -124,7 +124,7 @@ void Service::check_access(const HttpCall& call) const {
   if (const std::string bearer = header(call, "authorization"); client_key.empty() && bearer.starts_with("Bearer "))
     client_key = bearer.substr(7);
   if (!same_secret(api_key_, client_key))
-    throw Refusal(401, client_key.empty() ? "no API key is given; expected it as a bearer token or in X-API-Key"
+    throw Refusal(401, client_key.empty() ? "no API key is set_keys; expected it as a bearer token or in X-API-Key"
                                           : "the API key is not this server's");
 }
 
@@ -323,7 +323,7 @@ std::set<std::string> take_keys(Fields& fields, SampleRequest& request) {
   KeyList keys;
   keys.add(static_cast<SampleKeys&>(request));
   keys.add(request.scheduler);
-  std::set<std::string> given;
+  std::set<std::string> set_keys;
   for (const std::string& name : request_keys()) {
     const auto found = fields.find(name);
     if (found == fields.end()) continue;
@@ -339,9 +339,9 @@ std::set<std::string> take_keys(Fields& fields, SampleRequest& request) {
     if (key.type.starts_with("true"))
       if (const std::optional<bool> on = as<bool>(value)) v.text = *on ? "true" : "false";
     key.set(v);
-    given.insert(name);
+    set_keys.insert(name);
   }
-  return given;
+  return set_keys;
 }
 
 std::vector<std::string> warnings_of(Service& service, const Fields& fields,
@@ -395,7 +395,7 @@ std::string bytes_of_text(const std::string& field, const std::string& text) {
 }
 
 std::vector<JobQueue::Ticket> submit_each(Service& service, const std::string& model, const SampleRequest& request,
-                                          const std::set<std::string>& given, int64_t images) {
+                                          const std::set<std::string>& set_keys, int64_t images) {
   if (images < 1 || images > service.keys.max_images)
     throw Refusal(400, fmt::format("{} images are requested; expected 1 to {}, the server's max_images", images,
                                    service.keys.max_images));
@@ -406,7 +406,7 @@ std::vector<JobQueue::Ticket> submit_each(Service& service, const std::string& m
   std::vector<JobQueue::Ticket> jobs;
   try {
     for (int64_t i = 0; i < images; ++i) {
-      jobs.push_back(service.queue.submit(model, r, given));
+      jobs.push_back(service.queue.submit(model, r, set_keys));
       r.sample_seed = static_cast<int64_t>(static_cast<uint64_t>(*r.sample_seed) + 1) & kMostSeed;
     }
   } catch (...) {

@@ -96,8 +96,8 @@ Interface page_interface();
 
 // --- Helpers for interfaces ------------------------------------------------------------------------------------------
 
-/// The JSON object in a body, without the fields that this path does not obey (sort_fields). Throws Refusal if there is
-/// none, or for a field that is refused.
+/// The JSON object in a body, without the fields that this path does not follow (sort_fields). Throws Refusal if there
+/// is none, or for a field that is refused.
 Fields json_fields(const HttpCall& call);
 /// A value for messages: short, as JSON.
 std::string shown_value(const nlohmann::json& value);
@@ -119,8 +119,8 @@ std::string bytes_of_text(const std::string& field, const std::string& text);
 HostArray image_of_bytes(const Service& service, const std::string& field, const std::string& bytes);
 /// A mask that is white where the image is transparent; absent if nothing is transparent.
 HostArray transparency_of_bytes(const Service& service, const std::string& field, const std::string& bytes);
-/// Submits one job per image, with consecutive seeds; all or none. `given`: as JobQueue::submit.
+/// Submits one job per image, with consecutive seeds; all or none. `set_keys`: as JobQueue::submit.
 std::vector<JobQueue::Ticket> submit_each(Service& service, const std::string& model, const SampleRequest& request,
-                                          const std::set<std::string>& given, int64_t images);
+                                          const std::set<std::string>& set_keys, int64_t images);
 
 }  // namespace md

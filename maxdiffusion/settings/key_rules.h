@@ -35,9 +35,9 @@ class KeyRules {
   /// a config for sampling, cause a warning only if they are on the command line. Warnings name the keys first.
   /// `command`: train, generate or prepare_tfrecords.
   void warn_of_ignored(const OpenedModels& opened, std::string_view command) const;
-  /// The texts of these warnings for a request to a server that sets the keys `given`, and whose other keys are those of
-  /// the config.
-  std::vector<std::string> ignored_in(const SampleRequest& request, const std::set<std::string>& given,
+  /// The texts of these warnings for a request to a server that sets the keys `set_keys`, and whose other keys are
+  /// those of the config.
+  std::vector<std::string> ignored_in(const SampleRequest& request, const std::set<std::string>& set_keys,
                                       const OpenedModels& opened) const;
 
  private:

@@ -15,7 +15,7 @@ const std::string kSd = MD_SOURCE_DIR "/tests/golden/pipelines/sd", kFlux = MD_S
 const std::string T = "/sdapi/v1/txt2img", I = "/sdapi/v1/img2img", G = "/v1/images/generations",
                   E = "/v1/images/edits";
 
-std::string picture(int64_t height, int64_t width, int shade) {
+std::string some_png(int64_t height, int64_t width, int shade) {
   HostArray rgb(Shape{DType::u8, {height, width, 3}});
   auto v = rgb.mutable_view<uint8_t>();
   for (size_t i = 0; i < v.size(); ++i) v[i] = static_cast<uint8_t>(static_cast<size_t>(shade) + i * 7 % 97);
@@ -38,7 +38,7 @@ class ServedFields : public testing::Test {
   static void TearDownTestSuite() { delete server; }
   /// A request of this endpoint that has all that other fields need.
   static json whole(const std::string& endpoint) {
-    const std::string photo = to_base64(picture(16, 16, 30)), mask = to_base64(half_mask(16));
+    const std::string photo = to_base64(some_png(16, 16, 30)), mask = to_base64(half_mask(16));
     if (endpoint == T) return {{"prompt", "x"}, {"seed", 1}, {"steps", 4}, {"enable_hr", true}, {"hr_scale", 1.5}};
     if (endpoint == I)
       return {{"prompt", "x"}, {"seed", 1}, {"steps", 4}, {"init_images", {photo}}, {"mask", mask}, {"mask_blur", 0}};
@@ -186,7 +186,7 @@ TEST_F(ServedFields, SeedsAreExact) {
 }
 
 TEST_F(ServedFields, EditsTakeJson) {
-  const std::string photo = picture(24, 24, 60), mask = half_mask(24);
+  const std::string photo = some_png(24, 24, 60), mask = half_mask(24);
   const Answer form = server->post_form(
       E, {{"prompt", "a hat"}, {"seed", "3"}, {"response_format", "b64_json"}, {"num_inference_steps", "4"}},
       {{"image", photo}, {"mask", mask}});
