@@ -124,7 +124,7 @@ void Service::check_access(const HttpCall& call) const {
   if (const std::string bearer = header(call, "authorization"); client_key.empty() && bearer.starts_with("Bearer "))
     client_key = bearer.substr(7);
   if (!same_secret(api_key_, client_key))
-    throw Refusal(401, client_key.empty() ? "no API key is set_keys; expected it as a bearer token or in X-API-Key"
+    throw Refusal(401, client_key.empty() ? "no API key is given; expected it as a bearer token or in X-API-Key"
                                           : "the API key is not this server's");
 }
 

@@ -252,7 +252,7 @@ const std::vector<IgnoredRule>& rules() {
        true},
       {{"base_output_directory"},
        RULE(unless(s.c.run.save_config_to_gcs || s.c.run.output_dir == s.c.run.base_output_directory,
-                   "output_dir is set_keys, and save_config_to_gcs=false")),
+                   "output_dir is given, and save_config_to_gcs=false")),
        true},
 
       {{"apg_eta", "apg_norm_threshold", "apg_momentum"},
@@ -363,10 +363,10 @@ const std::vector<IgnoredRule>& rules() {
        unless_set("enable_eval_timesteps", "enable_eval_timesteps=false: all samples are written")},
       {{"timesteps_list"},
        RULE(unless(s.trains() || s.c.tfrecords.enable_eval_timesteps, "enable_eval_timesteps=false"))},
-      {{"per_device_batch_size"}, if_set("global_batch_size", "global_batch_size is set_keys"), true},
+      {{"per_device_batch_size"}, if_set("global_batch_size", "global_batch_size is given"), true},
       {{"resolution"},
        RULE(unless((!s.videos() && !s.generates()) || !s.c.sample.height || !s.c.sample.width,
-                   "height and width are set_keys")),
+                   "height and width are given")),
        true},
 
       // Outputs.
@@ -435,8 +435,7 @@ const std::vector<IgnoredRule>& rules() {
 
       // Samples.
       {{"vae_encode_chunk"},
-       RULE(unless(!s.generates() || !s.c.sample.image.empty() || !s.c.sample.image_url.empty(),
-                   "no image is set_keys"))},
+       RULE(unless(!s.generates() || !s.c.sample.image.empty() || !s.c.sample.image_url.empty(), "no image is given"))},
       {{"wildcards_dir"}, unless_set("dynamic_prompts", "dynamic_prompts=false")},
       {{"ip_adapter_image", "ip_adapter_scale", "ip_adapter_image_encoder"},
        unless_set("ip_adapter", "ip_adapter is empty")},
@@ -473,13 +472,13 @@ const std::vector<IgnoredRule>& rules() {
       {{"first_block_cache_threshold"}, unless_set("use_first_block_cache", "use_first_block_cache=false")},
       {{"teacache_thresh", "teacache_coefficients"}, unless_set("use_teacache", "use_teacache=false")},
       {{"deepcache_interval", "deepcache_branch"}, unless_set("use_deepcache", "use_deepcache=false")},
-      {{"mag_ratios_base_720p", "mag_ratios_base_480p"}, if_set("mag_ratios_base", "mag_ratios_base is set_keys")},
+      {{"mag_ratios_base_720p", "mag_ratios_base_480p"}, if_set("mag_ratios_base", "mag_ratios_base is given")},
       {{"mag_ratios_base_720p"}, RULE(unless(s.height() >= 720, "the height is below 720"))},
       {{"mag_ratios_base_480p"}, RULE(unless(s.height() < 720, "the height is 720 or more"))},
       {{"use_batched_text_encoder"}, always("prompts are always encoded together")},
       {{"enable_lora"}, unless_set("lora_config", "lora_config is empty"), true},
-      {{"sample_seed"}, if_set("latents", "latents are set_keys")},
-      {{"image_url"}, if_set("image", "image is set_keys")},
+      {{"sample_seed"}, if_set("latents", "latents are given")},
+      {{"image_url"}, if_set("image", "image is given")},
       {{"controlnet_conditioning_scale"},
        unless_set("controlnet_model_name_or_path", "controlnet_model_name_or_path is empty"),
        true},
