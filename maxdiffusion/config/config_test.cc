@@ -327,6 +327,7 @@ TEST(Config, TheLastOverrideWins) {
 
 TEST(Config, AWordWithoutEqualsSignIsNamed) {
   EXPECT_TRUE(contains(refusal("", {"max_train_steps"}), "'max_train_steps' is not of the form key=value"));
+  EXPECT_TRUE(contains(refusal("", {"=5"}), "'=5'"));
   EXPECT_TRUE(contains(refusal("", {"hf_access_token"}), "'hf_access_token' is not of the form key=value"));
   EXPECT_TRUE(contains(refusal("", {"hf_abcdefgh"}), "a token of the Hugging Face hub is not of the form key=value"));
 }
