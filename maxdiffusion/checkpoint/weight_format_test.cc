@@ -55,7 +55,7 @@ TEST(WeightFormat, EveryTypeOfGgufIsReadAsThePublishedPackageReadsIt) {
   const HostArrays values = SafetensorsReader::open(kFiles + "types.safetensors").tensors();
   std::vector<WantedWeight> expected;
   for (const auto& [name, array] : values) expected.push_back({name, array.shape()});
-  ASSERT_EQ(expected.size(), 12u);
+  ASSERT_EQ(expected.size(), 19u);
   const HostArrays read = load_weights(kFiles + "types.gguf", expected);
   for (const auto& [name, array] : values) {
     const auto want = array.view<float>(), got = read.at(name).view<float>();
@@ -91,8 +91,8 @@ TEST(WeightFormat, HostileGgufIsRefusedByName) {
   EXPECT_TRUE(says(gguf_error(Bytes().set<uint64_t>(entry + 4, 63).text), "rows of 63 numbers are not whole blocks"));
   EXPECT_TRUE(says(gguf_error(Bytes().set<uint64_t>(entry + 12, 1 << 20).text), "truncated: tensor 'q4_0.weight'"));
   EXPECT_TRUE(says(gguf_error(Bytes().set<uint32_t>(entry + 20, 999).text), "of the unknown type 999"));
-  EXPECT_TRUE(says(gguf_error(Bytes().set<uint32_t>(entry + 20, 10).text),
-                   "is Q2_K, which is not supported; expected one of: F32, F16, Q4_0"));
+  EXPECT_TRUE(says(gguf_error(Bytes().set<uint32_t>(entry + 20, 16).text),
+                   "is IQ2_XXS, which is not supported; expected one of: F32, F16, Q4_0"));
   EXPECT_TRUE(says(gguf_error(Bytes().set<uint64_t>(entry + 24, 8).text), "which is not a multiple of 32"));
   EXPECT_TRUE(says(gguf_error(Bytes().set<uint64_t>(entry + 24, 128).text), "overlaps"));
   EXPECT_TRUE(says(gguf_error(Bytes().set<char>(whole.text.find("q4_1.weight") + 3, '0').text), "'q4_0.weight' twice"));

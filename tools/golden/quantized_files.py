@@ -7,13 +7,13 @@
                       statistics, fp4, int8
   bnb_values.safetensors  the numbers before, and NAME.read: what bitsandbytes reads of the layers, in float32
 
-Run with a Python that has torch and safetensors, and gguf 0.17.1 and bitsandbytes 0.50.2 of PyPI:
-    pip install --no-deps --target /tmp/few_bits gguf==0.17.1 bitsandbytes==0.50.2
-    PYTHONPATH=/tmp/few_bits:.deps/interop python3 tools/golden/quantized_files.py
+Run with a Python that has torch and safetensors, and gguf 0.18.0 (the first with MXFP4) and bitsandbytes 0.50.2 of PyPI:
+    pip install --no-deps --target /tmp/few_bits gguf==0.18.0 bitsandbytes==0.50.2
+    PYTHONPATH=/tmp/few_bits:.deps/interop python3 tools/golden/quantized_files.py [gguf | bitsandbytes]
 """
 import pathlib
+import sys
 
-import bitsandbytes.functional as bnb
 import gguf
 import numpy as np
 import torch
@@ -26,7 +26,8 @@ rng = np.random.default_rng(7)
 
 # Offsets of float16 scales in a block; other bytes are arbitrary.
 SCALES = {Type.Q4_0: [0], Type.Q4_1: [0, 2], Type.Q5_0: [0], Type.Q5_1: [0, 2], Type.Q8_0: [0], Type.Q4_K: [0, 2],
-          Type.Q5_K: [0, 2], Type.Q6_K: [208]}
+          Type.Q5_K: [0, 2], Type.Q6_K: [208], Type.Q2_K: [80, 82], Type.Q3_K: [108], Type.IQ4_NL: [0],
+          Type.IQ4_XS: [0], Type.TQ1_0: [52], Type.TQ2_0: [64], Type.MXFP4: []}
 
 
 def random_blocks(kind, rows, blocks):
@@ -35,6 +36,8 @@ def random_blocks(kind, rows, blocks):
     for at in SCALES[kind]:
         scale = rng.standard_normal((rows, blocks, 1)).astype(np.float16)
         data[:, :, at:at + 2] = scale.view(np.uint8)
+    if kind == Type.MXFP4:  # the exponent of the scale, biased by 127
+        data[:, :, 0] = rng.integers(120, 132, (rows, blocks))
     return data.reshape(rows, blocks * size)
 
 
@@ -74,6 +77,8 @@ def write_gguf():
 
 
 def write_bitsandbytes():
+    import bitsandbytes.functional as bnb
+
     # Rows are whole blocks: the CPU kernel of 0.50.2 uses a wrong block's magnitude for others.
     torch.manual_seed(7)
     layers, values = {}, {}
@@ -97,9 +102,10 @@ def write_bitsandbytes():
 
 def main():
     OUT.mkdir(parents=True, exist_ok=True)
-    write_gguf()
-    write_bitsandbytes()
-    print("gguf 0.17.1, bitsandbytes 0.50.2, torch", torch.__version__)
+    for name, write in {"gguf": write_gguf, "bitsandbytes": write_bitsandbytes}.items():
+        if name in (sys.argv[1:] or [name]):
+            write()
+    print("gguf 0.18.0, bitsandbytes 0.50.2, torch", torch.__version__)
 
 
 if __name__ == "__main__":
