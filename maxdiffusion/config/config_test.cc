@@ -464,6 +464,12 @@ TEST(Config, AnAliasToItselfNamesTheLine) {
     for (int k = 0; k < 10; ++k) bomb += before + (k < 9 ? ", " : "]\n");
   }
   EXPECT_TRUE(contains(refusal(bomb), "more than a million values"));
+  // Two thousand lists of 400 levels, each around the one before: few values, 800,000 levels.
+  std::string deep;
+  for (int i = 0; i < 2000; ++i)
+    deep += fmt::format("x{}: &x{} {}{}{}\n", i, i, std::string(400, '['), i ? fmt::format("*x{}", i - 1) : "",
+                        std::string(400, ']'));
+  EXPECT_TRUE(contains(refusal(deep), "values nest more than 512 levels deep"));
 }
 
 TEST(Config, TagsAndSecondDocumentsAreRefused) {

@@ -106,10 +106,13 @@ bool is_plain_tag(const std::string& tag) {
 /// `above`: the ancestors of this node. `count`: values visited, with aliases expanded.
 void check_tree(const YAML::Node& node, std::vector<YAML::Node>& above, int64_t& count) {
   constexpr int64_t kMost = 1'000'000;
+  constexpr size_t kMostLevels = 512;  // yaml-cpp limits brackets, but not what aliases nest
   if (++count > kMost) throw YAML::ParserException(node.Mark(), "aliases make more than a million values of it");
   if (const std::string& tag = node.Tag(); tag.size() > 1 && !is_plain_tag(tag))
     throw YAML::ParserException(node.Mark(), "the tag " + tag + " is not known");
   if (!node.IsSequence() && !node.IsMap()) return;
+  if (above.size() >= kMostLevels)
+    throw YAML::ParserException(node.Mark(), fmt::format("values nest more than {} levels deep", kMostLevels));
   for (const YAML::Node& other : above)
     if (other.is(node)) throw YAML::ParserException(node.Mark(), "an alias refers to a node that contains it");
   above.push_back(node);

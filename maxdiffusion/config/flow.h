@@ -13,7 +13,7 @@
 namespace md {
 
 /// Parses the first document. Throws YAML::Exception, also for recursive aliases (`&a [*a]`), aliases that expand to
-/// more than a million values, and tags of types that YAML does not define.
+/// more than a million values or 512 levels, and tags of types that YAML does not define.
 YAML::Node load_yaml(const std::string& text);
 /// Parses one line of flow text. Throws as above.
 YAML::Node parse_flow(const std::string& text);
