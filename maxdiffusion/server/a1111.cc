@@ -122,9 +122,10 @@ Images images_of(Service& service, Fields& fields) {
   if (const auto v = take<int64_t>(fields, "height", 0); v != 0) r.height = v;
   out.batch_size = take<int64_t>(fields, "batch_size", 1);
   const auto batches = take<int64_t>(fields, "n_iter", 1);
-  out.count = out.batch_size >= 1 && batches >= 1 && std::max(out.batch_size, batches) <= service.keys.max_images
-                  ? out.batch_size * batches
-                  : 0;  // submit_each rejects it
+  if (std::min(out.batch_size, batches) < 1 || std::max(out.batch_size, batches) > service.keys.max_images)
+    throw Refusal(400, fmt::format("batch_size is {} and n_iter {}; expected 1 to {} each, the server's max_images",
+                                   out.batch_size, batches, service.keys.max_images));
+  out.count = out.batch_size * batches;
   out.sends = take(fields, "send_images", true);
   set_sampler(service, out.model, fields, r);
   return out;

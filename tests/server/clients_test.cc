@@ -55,6 +55,8 @@ TEST(ServerAccess, NeedsTheKeyWhichIsNeverLogged) {
     EXPECT_EQ(server.get("/v1/models", {"Authorization: Bearer " + key + "x"}).status, 401);
     EXPECT_EQ(server.get("/v1/models", {"Authorization: Bearer "}).status, 401);
     EXPECT_EQ(server.get("/v1/models").value()["error"]["type"], "authentication_error");
+    EXPECT_EQ(server.get("/v1/models").value()["error"]["message"],
+              "no API key is given; expected it as a bearer token or in X-API-Key");
     EXPECT_EQ(server.get("/sdapi/v1/options").status, 401);
     EXPECT_EQ(server.get("/api/models").status, 401);
     EXPECT_EQ(server.post(kGenerations, {{"prompt", "x"}}).status, 401);
