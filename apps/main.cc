@@ -68,6 +68,9 @@ int main(int argc, char** argv) {
     return report({md::Code::out_of_memory, "the host's memory is used up"});
   } catch (const std::system_error& e) {  // from fmt::print, or a thread without memory for its stack
     if (std::ferror(stdout)) return report(output_error(e.code().value()));
+    if (e.code() == std::errc::too_many_files_open)
+      return report(
+          md::Error(md::Code::io, e.what()).note("try: a larger limit on open files (ulimit -n 4096), then run again"));
     if (e.code() != std::errc::resource_unavailable_try_again) return report({md::Code::internal, e.what()});
     return report(md::Error(md::Code::out_of_memory, "no thread could be started")
                       .note("try: a larger limit on address space (ulimit -v) or on processes (ulimit -u)"));

@@ -26,6 +26,10 @@ std::atomic<WriteHook> write_hook = nullptr;
 [[noreturn]] void fail_io(std::string_view act, const std::string& path, int error = errno) {
   Error e(Code::io, fmt::format("{} '{}': {}", act, path, std::strerror(error)));
   if (error == ENOSPC || error == EDQUOT) e.note("try: free space on the disk that holds this path, then run again");
+  if (error == EMFILE) e.note("try: a larger limit on open files (ulimit -n 4096), then run again");
+  if (error == ENFILE) e.note("try: fewer programs at a time: the machine has no file handles left");
+  if (error == EACCES || error == EPERM || error == EROFS)
+    e.note("try: another folder, or the permissions of this one (ls -ld): this user may not do that here");
   if (error == EFBIG) e.note("try: a larger limit on the size of files (ulimit -f), then run again");
   throw e;
 }
@@ -131,7 +135,7 @@ bool exists(const std::string& path) {
 void make_folders(const std::string& path) {
   std::error_code ec;
   std::filesystem::create_directories(path, ec);
-  if (ec) fail(Code::io, "make folder '{}': {}", path, ec.message());
+  if (ec) fail_io("make folder", path, ec.value());
 }
 
 void check_writable(const std::string& folder, std::string_view key) {
@@ -230,7 +234,14 @@ HostArray cast_and_release(const HostArray& a, DType to) {
 
 void replace_file(const std::string& path, const std::function<void(const std::string& temporary)>& write) {
   static std::atomic<int64_t> writes = 0;
-  const std::string temporary = fmt::format("{}.tmp-{}-{}", path, ::getpid(), writes++);
+  std::string temporary;
+  // A file or link of that name, left by a killed process or by somebody else, is neither followed nor overwritten.
+  for (int fd = -1; fd < 0;) {
+    temporary = fmt::format("{}.tmp-{}-{}", path, ::getpid(), writes++);
+    fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+    if (fd < 0 && errno != EEXIST) fail_io("create", temporary);
+    if (fd >= 0) ::close(fd);
+  }
   try {
     write(temporary);
     rename_durable(temporary, path);

@@ -194,5 +194,33 @@ TEST(Error, PrintsMessageThenNotes) {
   EXPECT_THROW(check(false, Code::io, "{}", 1), Error);
 }
 
+TEST(Files, ALinkAtTheTemporaryNameIsNotFollowed) {
+  const TemporaryFolder t;
+  const std::string victim = t / "victim", path = t / "file";
+  write_file_atomic(victim, "kept");
+  for (int i = 0; i < 200; ++i)
+    fs::create_symlink(victim, path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(i));
+  write_file_atomic(path, "written");
+  EXPECT_EQ(read_file(victim), "kept");
+  EXPECT_EQ(read_file(path), "written");
+  EXPECT_FALSE(fs::is_symlink(path));
+}
+
+TEST(Files, TooManyOpenFilesAreNamedAsTheCause) {
+  const auto read = [] {
+    const rlimit few{32, 32};
+    ::setrlimit(RLIMIT_NOFILE, &few);
+    while (::dup(0) >= 0) continue;
+    try {
+      read_file("/proc/self/status");
+    } catch (const Error& e) {
+      std::fprintf(stderr, "%s", e.what());
+      std::_Exit(e.code() == Code::io ? 4 : 1);
+    }
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(read(), testing::ExitedWithCode(4), "Too many open files(.|\n)*ulimit -n");
+}
+
 }  // namespace
 }  // namespace md
