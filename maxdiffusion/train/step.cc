@@ -8,6 +8,7 @@
 #include "maxdiffusion/autodiff/grad.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
+#include "maxdiffusion/base/layer_path.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/lora/lora_scope.h"
 #include "maxdiffusion/mesh/logical_axes.h"
@@ -132,13 +133,11 @@ Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, St
   for (const Param& p : g.of) inner.push_back(views.at(p.input));
   g.values = grad(g.loss, inner);
   // Some parameters do not affect the loss: SDXL does not use the last layer of its first text encoder, where LoRA
-  // matrices may be, and Qwen-Image does not use its last block's text output. Their gradients are zero, as in a loop.
+  // matrices may be, and Qwen-Image does not use its last block's text output. They have no gradient, and optimizers
+  // leave them alone.
   std::vector<std::string> unread;
-  for (size_t i = 0; i < g.values.size(); ++i) {
-    if (g.values[i] || is_lora(g.of[i])) continue;
-    unread.push_back(g.of[i].input);
-    g.values[i] = zeros_like(inner[i]);
-  }
+  for (size_t i = 0; i < g.values.size(); ++i)
+    if (!g.values[i] && !is_lora(g.of[i])) unread.push_back(g.of[i].input);
   check(unread.size() < g.of.size() || g.of.empty(), Code::invalid_graph, "the loss depends on no weight");
   if (!unread.empty())
     log_info_once("the loss does not depend on {} of {} weights, such as {}", unread.size(), g.of.size(),
@@ -149,6 +148,64 @@ Gradients differentiate(const Task& task, StepGraph& s, const StepOptions& o, St
   return g;
 }
 
+/// The loss of one batch without gradients, in a graph of its own.
+struct LossGraph {
+  std::unique_ptr<Graph> graph;
+  ParamTable params;
+  Tensor loss;
+};
+LossGraph trace_loss(const Task& task, const StepGraph& s, const StepOptions& o, const ScopeOptions& scope_options) {
+  LossGraph once{std::make_unique<Graph>(s.graph->options()), {}, {}};
+  Graph& graph = *once.graph;
+  auto scope = [&](const std::string& component) {
+    Scope root(graph, once.params, component, scope_options);
+    return o.change_scope ? o.change_scope(component, root) : root;
+  };
+  Feed feed;
+  for (const BatchField& f : s.fields) {
+    Shape shape = f.shape;
+    if (f.batched) shape.dims[0] /= o.accumulation;
+    feed[f.name] = graph.input(f.name, shape);
+  }
+  once.loss = task.loss(scope, feed, Rng(graph.input("key", {DType::u32, {2}})));
+  return once;
+}
+
+/// Of stacked parameters, by name, the layers that the loss does not depend on, if there are any: their gradients are
+/// zeros, because the layers of a loop are one program.
+std::map<std::string, std::vector<int64_t>> unread_layers(const Task& task, const StepGraph& s, const StepOptions& o) {
+  std::map<std::string, std::vector<int64_t>> unread;
+  if (std::ranges::none_of(s.params.params(), [](const Param& p) { return p.trainable && p.stacked > 0; }))
+    return unread;
+  ScopeOptions single = o.scope;
+  single.scan_layers = false;
+  single.blocks_to_swap = 0;
+  const LossGraph once = trace_loss(task, s, o, single);
+  std::set<const Node*> read = {once.loss.node()};
+  for (std::vector<const Node*> left = {once.loss.node()}; !left.empty();) {
+    const Node* node = left.back();
+    left.pop_back();
+    for (Tensor t : node->inputs)
+      if (read.insert(t.node()).second) left.push_back(t.node());
+  }
+  for (const Param& p : s.params.params())
+    for (int64_t i = 0; p.trainable && i < p.stacked; ++i)
+      if (const Param* layer = once.params.find(layer_path(p.input, i)); layer && !read.contains(layer->value.node()))
+        unread[p.input].push_back(i);
+  return unread;
+}
+
+/// `after` without the changes of these layers: rows along axis 0.
+Tensor without_layers(Tensor after, Tensor before, const std::vector<int64_t>& layers) {
+  HostArray flags(Shape{DType::f32, {after.dim(0)}});
+  for (int64_t i = 0; i < after.dim(0); ++i)
+    flags.mutable_view<float>()[static_cast<size_t>(i)] = std::ranges::count(layers, i) > 0 ? 1 : 0;
+  Dims dims(static_cast<size_t>(after.rank()), 1);
+  dims[0] = after.dim(0);
+  const Tensor flag = reshape(constant(after.graph(), flags), dims);
+  return where(broadcast_to(gt(flag, zeros_like(flag)), after.dims()), before, after);
+}
+
 /// Mean over `accumulation` batches, which are consecutive along axis 0 of every batched field.
 Gradients accumulate(const Task& task, StepGraph& s, const StepOptions& o, StateInputs& of_state, const Feed& feed,
                      Rng rng) {
@@ -156,22 +213,7 @@ Gradients accumulate(const Task& task, StepGraph& s, const StepOptions& o, State
   if (n == 1) return differentiate(task, s, o, of_state, *s.graph, feed, rng);
   // The parameters, and so the carry, are only known after tracing the loss, so it is traced once more.
   Gradients g;
-  {
-    Graph nowhere(s.graph->options());
-    StepGraph once{nullptr, {}, {}, 0};
-    auto scope = [&](const std::string& component) {
-      Scope root(nowhere, once.params, component, o.scope);
-      return o.change_scope ? o.change_scope(component, root) : root;
-    };
-    Feed fake;
-    for (const BatchField& f : s.fields) {
-      Shape shape = f.shape;
-      if (f.batched) shape.dims[0] /= n;
-      fake[f.name] = nowhere.input(f.name, shape);
-    }
-    task.loss(scope, fake, Rng(nowhere.input("key", {DType::u32, {2}})));
-    g.of = trained(once.params, task);
-  }
+  g.of = trained(trace_loss(task, s, o, o.scope).params, task);
   Graph& root = *s.graph;
   std::vector<Tensor> carry = {constant(root, 0.0)};
   for (const Param& p : g.of) carry.push_back(full(root, 0, {DType::f32, p.shape.dims}));
@@ -325,7 +367,9 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
   if (o.ema_decay > 0)
     keep = where(gt(n, scalar_like(n, 0)), minimum((n + 1.0) / (n + 10.0), scalar_like(n, o.ema_decay)),
                  scalar_like(n, 0));
+  const std::map<std::string, std::vector<int64_t>> unread = unread_layers(task, s, o);
   for (auto& [name, group] : groups) {
+    const UpdateGroup before = group.values;
     // Compared by their bits, so that a NaN rate equals itself; the weights then show it.
     std::set<uint64_t> different;
     for (const double rate : group.rates) different.insert(std::bit_cast<uint64_t>(rate));
@@ -340,6 +384,17 @@ StepGraph trace_step(const Task& task, const GraphOptions& options, const StepOp
       for (size_t i = 0; i < group.rates.size(); ++i)
         if (std::bit_cast<uint64_t>(group.rates[i]) != rate) part.unclipped[i] = {};
       group.values = apply_update(optimizer, {learning_rate(optim, step), n, good, keep}, part, group.values);
+    }
+    for (size_t i = 0; i < group.params.size(); ++i) {
+      const auto found = unread.find(group.params[i].input);
+      if (found == unread.end() || !group.grads[i]) continue;
+      const auto keep_layers = [&](Tensor& after, Tensor was) {
+        if (after && after.rank() > 0 && after.dim(0) == group.params[i].stacked)
+          after = without_layers(after, was, found->second);
+      };
+      keep_layers(group.values.params[i], before.params[i]);
+      for (size_t k = 0; k < slots.size(); ++k) keep_layers(group.values.slots[k][i], before.slots[k][i]);
+      if (o.ema_decay > 0) keep_layers(group.values.averages[i], before.averages[i]);
     }
   }
 
