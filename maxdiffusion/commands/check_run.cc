@@ -88,11 +88,10 @@ void check_records(const DataPlan& plan, bool upscales, const Family& family) {
                 small == 1 ? "1 image is" : fmt::format("{} images are", small), plan.images.resolution, smallest);
 }
 
-/// Traces the training step and opens all weights by name and shape. The autoencoder's weights are also read.
+/// Traces the training step, opens all weights by name and shape, and tries the newest checkpoint as train does. The
+/// autoencoder's weights are also read.
 void check_weights(ModelComponents& m, const TrainPlan& plan) {
-  check_trained_weights(m, plan);
-  const StepPrograms programs(m.devices(), pointers(plan.tasks), plan.loop.step, "train");
-  initial_values(m, plan, programs.params());
+  check_start(m, plan, "train");
   for (const auto& [name, component] : m.folder().components()) {
     const ParamTable params = m.folder().params(name);
     m.open_weights(params, name);

@@ -2,6 +2,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -68,15 +69,19 @@ OpenedRun open_run(const TrainingRequest& r) {
     processes().coordinator_first("class images", [&] { generate_class_images(r); });
   }
   OpenedRun opened = open_models(r);
-  make_folders(r.run.folder + "/samples");
-  // An existing config.yml is only replaced once this run is known to start.
-  if (!exists(r.run.folder + "/config.yml")) write_config(r.run);
   phase.reset();
   if (r.run.is_coordinator) r.rules.warn_of_ignored(opened.models->opened(), "train");
   return opened;
 }
 
+/// Whether data is encoded when it is opened, which may take hours: what can be refused is refused before it.
+bool encodes(const TrainPlan& plan) {
+  return plan.data.mode == DataMode::cached_latents || plan.data.mode == DataMode::dreambooth;
+}
+
 TrainingData open_data(ModelComponents& models, const TrainPlan& plan) {
+  check_same_data(plan.data);
+  if (encodes(plan)) check_start(models, plan);
   const Phase phase("data", plan.run.timing_file);
   return open_training_data(models, plan);
 }
@@ -95,10 +100,10 @@ void log_plan(const ModelComponents& models, const TrainPlan& plan) {
   log_info("  Total optimization steps = {}", optim.max_train_steps);
 }
 
-/// The plan completed from the data; after it the run is known to start.
-TrainPlan started(const TrainPlan& plan, const ModelComponents& models, const TrainingData& data) {
+/// The plan completed from the data.
+TrainPlan planned_with(const TrainPlan& plan, ModelComponents& models, const TrainingData& data) {
   TrainPlan whole = with_data(plan, data.task, data.buckets, data.batches->size());
-  write_config(plan.run);
+  if (!encodes(plan)) check_start(models, whole);
   log_plan(models, whole);
   return whole;
 }
@@ -132,10 +137,15 @@ void train(const TrainingRequest& request) {
   const double begun = seconds_since_1970();
   Outputs outputs(request.run);
   check_before(request);
-  const auto [models, planned] = open_run(request);
-  record_start(request.run, models->devices(), begun);
+  auto [models, planned] = open_run(request);
+  // When the first loop has its state, nothing is refused any more; until then nothing of the run is written.
+  planned.loop.begun = [&request, &devices = models->devices(), begun, started = std::make_shared<bool>()] {
+    if (std::exchange(*started, true)) return;
+    write_config(request.run);
+    record_start(request.run, devices, begun);
+  };
   TrainingData data = open_data(*models, planned);
-  const TrainPlan plan = started(planned, *models, data);
+  const TrainPlan plan = planned_with(planned, *models, data);
   run_loop(*models, plan, std::move(data), outputs);
   outputs.finish();
 }

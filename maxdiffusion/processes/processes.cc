@@ -133,6 +133,12 @@ class Joined final : public Processes {
   std::unique_ptr<Rendezvous> rendezvous_;
 };
 
+/// Whether all processes end because of one error (throw_together).
+std::atomic<bool>& all_stop() {
+  static std::atomic<bool> stop = false;
+  return stop;
+}
+
 std::unique_ptr<Joined>& joined() {
   static std::unique_ptr<Joined> j;
   return j;
@@ -184,7 +190,17 @@ void join_processes(bool on_tpus) {
 }
 
 void leave_processes(bool well) {
-  if (joined()) joined()->leave(well);
+  if (joined()) joined()->leave(well || all_stop());
+}
+
+void throw_together(Processes& all, const std::string& topic, const std::optional<Error>& mine) {
+  const std::string text = mine ? fmt::format("{} {}", static_cast<int>(mine->code()), mine->what()) : "";
+  for (const std::string& found : all.gather(topic, text)) {
+    if (found.empty()) continue;
+    all_stop() = true;
+    if (mine) throw Error(*mine);
+    throw Error(static_cast<Code>(std::stoi(found)), found.substr(found.find(' ') + 1));
+  }
 }
 
 }  // namespace md

@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/error.h"
+
 namespace md {
 
 /// Thread safe.
@@ -76,5 +78,8 @@ std::string mpi_problem();
 void join_processes(bool on_tpus = false);
 /// Disconnects. `well`: waits for all processes; otherwise reports to the others that this process failed.
 void leave_processes(bool well);
+/// Throws in every process what one of them found: its own error, else that of the lowest rank that has one, with its
+/// code. Collective. Every process then ends with this error's exit status. `topic` as in Processes::gather.
+void throw_together(Processes& all, const std::string& topic, const std::optional<Error>& mine);
 
 }  // namespace md

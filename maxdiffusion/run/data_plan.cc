@@ -2,6 +2,8 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
+#include <optional>
 #include <set>
 
 #include "maxdiffusion/base/error.h"
@@ -25,6 +27,38 @@ bool is_elsewhere(const DataSourceConfig& s) {
 void compare_size(const char* key, const std::optional<int64_t>& configured, int64_t size) {
   check(!configured || *configured == size, Code::invalid_config, "{} is {}; expected {}, this model's", key,
         configured.value_or(0), size);
+}
+
+/// "12 records, 0123…": the number of records, or of shards, and a hash of some of them.
+std::string contents_of(const RecordSource& source) {
+  constexpr int64_t kMost = 16;
+  std::string all;
+  const auto add = [&all](const Record& r) {
+    const auto add_bytes = [&all](const Blob& b) { all += content_hash(b.bytes); };
+    all += r.caption;
+    add_bytes(r.image);
+    add_bytes(r.mask);
+    for (const Blob& frame : r.frames) add_bytes(frame);
+    for (const Blob& reference : r.references) add_bytes(reference);
+    const auto add_array = [&all](const HostArray& a) {
+      all += content_hash({reinterpret_cast<const char*>(a.data()), a.bytes()});
+    };
+    add_array(r.pixels);
+    for (const auto& [name, a] : r.arrays) {
+      all += name;
+      add_array(a);
+    }
+  };
+  const bool sharded = source.shards() > 0;
+  const int64_t n = sharded ? source.shards() : source.size(), read = std::min(n, kMost);
+  for (int64_t i = 0; i < read; ++i) {
+    const int64_t at = i * n / read;
+    if (!sharded)
+      add(source.read(at));
+    else if (const auto next = source.open(at, 0)->next())
+      add((*next)());
+  }
+  return fmt::format("{} {}, {}", n, sharded ? "shards" : "records", content_hash(all));
 }
 
 }  // namespace
@@ -315,6 +349,26 @@ void plan_synthetic(const DataKeys& keys, const RunInfo& run, DenoiseTask& task,
   if (task.images)
     for (const Field& f : task.family->image_conditioning()->fields(task.size))
       source.synthetic_arrays[f.name] = f.shape;
+}
+
+void check_same_data(const DataPlan& plan) {
+  Processes& all = processes();
+  if (all.alone() || plan.mode == DataMode::replay) return;
+  const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.source));
+  const auto equal = [](const std::vector<std::string>& found) {
+    return std::ranges::all_of(found, [&](const std::string& one) { return one == found[0]; });
+  };
+  if (equal(all.gather("data", source->fingerprint()))) return;
+  // Each host may have its own copy, with other paths and times.
+  const std::vector<std::string> found = all.gather("records", contents_of(*source));
+  std::optional<Error> other;
+  for (size_t rank = 1; rank < found.size() && !other; ++rank)
+    if (found[rank] != found[0]) {
+      other.emplace(Code::invalid_config, fmt::format("the data of process {} is {}; expected that of process 0, {}",
+                                                      rank, found[rank], found[0]));
+      other->note("try: one folder of a shared file system, or the same files on every host");
+    }
+  throw_together(all, "compared data", other);
 }
 
 }  // namespace md

@@ -58,4 +58,8 @@ ImageConfig plan_folders(ImageConfig images, const std::vector<DataFolder>& fold
 /// Plans random latents and embeddings: their shapes in `source`, and the inputs of `task`. Throws as plan_data.
 void plan_synthetic(const DataKeys& keys, const RunInfo& run, DenoiseTask& task, DataSourceConfig& source);
 
+/// Throws invalid_config in all processes if one of them finds other data: another number of records, or other contents
+/// of some of them. Collective.
+void check_same_data(const DataPlan& plan);
+
 }  // namespace md

@@ -3,13 +3,16 @@
 #include <fcntl.h>
 #include <fmt/chrono.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
 #include <thread>
+#include <utility>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -24,13 +27,27 @@ std::string this_process() {
                      fmt::gmtime(std::time(nullptr)));
 }
 
-RunLock::RunLock(const std::string& folder, std::chrono::seconds patience) {
+RunLock::RunLock(const std::string& folder, std::chrono::seconds patience) : folder_(folder) {
+  std::error_code ec;
+  for (std::filesystem::path at = std::filesystem::absolute(folder); !std::filesystem::exists(at, ec);
+       at = at.parent_path())
+    made_.push_back(at);
   make_folders(folder);
   const std::string path = folder + "/.lock";
-  fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-  check(fd_ >= 0, Code::io, "open '{}': {}", path, std::strerror(errno));
   const auto end = std::chrono::steady_clock::now() + patience;
-  for (bool waiting = false; ::flock(fd_, LOCK_EX | LOCK_NB) != 0; waiting = true) {
+  const auto locked = [&] {
+    if (fd_ < 0) fd_ = ::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    check(fd_ >= 0, Code::io, "open '{}': {}", path, std::strerror(errno));
+    return ::flock(fd_, LOCK_EX | LOCK_NB) == 0;
+  };
+  for (bool waiting = false;;) {
+    if (locked()) {
+      struct stat mine {
+      }, there{};
+      if (::fstat(fd_, &mine) == 0 && ::stat(path.c_str(), &there) == 0 && mine.st_ino == there.st_ino) break;
+      ::close(std::exchange(fd_, -1));  // the owner has removed the file before it released the lock
+      continue;
+    }
     const int error = errno;
     if (error != EWOULDBLOCK) {  // the file system does not support locks
       ::close(fd_);
@@ -39,7 +56,8 @@ RunLock::RunLock(const std::string& folder, std::chrono::seconds patience) {
       return;
     }
     if (std::chrono::steady_clock::now() < end) {  // the owner may be exiting
-      if (!waiting) log_info("'{}' is in use; waiting up to {} s for the run there to end", folder, patience.count());
+      if (!std::exchange(waiting, true))
+        log_info("'{}' is in use; waiting up to {} s for the run there to end", folder, patience.count());
       std::this_thread::sleep_for(std::chrono::milliseconds(50));
       continue;
     }
@@ -56,7 +74,11 @@ RunLock::RunLock(const std::string& folder, std::chrono::seconds patience) {
 }
 
 RunLock::~RunLock() {
-  if (fd_ >= 0) ::close(fd_);
+  if (fd_ < 0) return;
+  ::unlink((folder_ + "/.lock").c_str());
+  for (const std::string& made : made_)
+    if (::rmdir(made.c_str()) != 0) break;  // not empty
+  ::close(fd_);
 }
 
 }  // namespace md

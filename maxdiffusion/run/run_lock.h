@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <string>
+#include <vector>
 
 namespace md {
 
@@ -10,7 +11,8 @@ namespace md {
 std::string this_process();
 
 /// Held during the object's lifetime; the kernel releases it however the process ends. The file .lock in the folder has
-/// the owner's process, host and start time.
+/// the owner's process, host and start time; the destructor removes it, and the folders that the lock made if they are
+/// still empty.
 class RunLock {
  public:
   /// Creates the folder. If the lock is held, waits up to `patience`: a killed process holds it until its memory is
@@ -21,7 +23,9 @@ class RunLock {
   RunLock& operator=(const RunLock&) = delete;
 
  private:
-  int fd_;
+  std::string folder_;
+  std::vector<std::string> made_;  // folders that did not exist, the innermost first
+  int fd_ = -1;
 };
 
 }  // namespace md

@@ -1,6 +1,7 @@
 #include "maxdiffusion/settings/changed_keys.h"
 
 #include <filesystem>
+#include <optional>
 #include <set>
 
 #include "maxdiffusion/base/error.h"
@@ -47,6 +48,11 @@ bool same_place(const std::string& a, const std::string& b) {
   return !a.empty() && !b.empty() && std::filesystem::equivalent(a, b, ec);
 }
 
+/// Whether processes of one run may have different values of a key: places on their own machines.
+bool may_differ(const ConfigKey& key) {
+  return key.path == KeyPath::output || key.path == KeyPath::output_or_word || key.name == "plugin";
+}
+
 RunConfig keys_of(const std::string& yaml) {
   RunConfig c;
   KeyList keys;
@@ -76,6 +82,29 @@ std::optional<RunConfig> config_of_run(const RunInfo& run) {
     log_warning("{}: the run's former keys cannot be read: {}", shown(file), e.what());
   }
   return std::nullopt;
+}
+
+void check_same_keys(const std::string& mine, Processes& all) {
+  if (all.alone()) return;
+  const std::vector<std::string> found = all.gather("keys", mine);
+  RunConfig first = keys_of(found[0]);
+  KeyList of_first;
+  of_first.add(first);
+  std::optional<Error> other;
+  for (size_t rank = 1; rank < found.size() && !other; ++rank) {
+    RunConfig config = keys_of(found[rank]);
+    KeyList keys;
+    keys.add(config);
+    for (size_t i = 0; i < keys.keys().size() && !other; ++i) {
+      const ConfigKey& key = keys.keys()[i];
+      const std::string is = key.print(), expected = of_first.keys()[i].print();
+      if (is == expected || may_differ(key)) continue;
+      other.emplace(Code::invalid_config, fmt::format("{} is {} in process {}; expected {}, as in process 0", key.name,
+                                                      shortened(is, 80), rank, shortened(expected, 80)));
+      other->note("try: the same command for all processes");
+    }
+  }
+  throw_together(all, "compared keys", other);
 }
 
 void report_changed_keys(const RunInfo& run) {

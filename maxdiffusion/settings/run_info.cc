@@ -56,6 +56,7 @@ RunInfo make_run_info(const RunConfig& c, Processes& all) {
           "save_config_to_gcs is true; expected a folder in base_output_directory");
     run.config_copy = below(below(c.run.base_output_directory, run.name), "config.yml");
   }
+  check_same_keys(c.to_yaml(), all);
   RunConfig saved = c;
   if (run.is_coordinator) {
     saved.run.seed = seed_of(c, run);

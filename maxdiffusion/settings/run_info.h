@@ -32,7 +32,8 @@ struct RunInfo {
   std::string config_yaml;
 };
 /// Called by all processes. Writes nothing. A seed of -1 becomes that of the run's config.yml, or a random one, which
-/// is logged. Throws invalid_config for save_config_to_gcs without base_output_directory.
+/// is logged. Throws invalid_config for save_config_to_gcs without base_output_directory, and if the processes' keys
+/// differ (check_same_keys).
 RunInfo make_run_info(const RunConfig& config, Processes& all);
 /// Throws invalid_config unless the keys name a run's folder.
 void check_has_folder(const RunInfo& run);

@@ -1,6 +1,7 @@
 #include "maxdiffusion/train/loop.h"
 
 #include <algorithm>
+#include <cmath>
 #include <deque>
 #include <future>
 #include <utility>
@@ -9,6 +10,8 @@
 #include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/trace.h"
+#include "maxdiffusion/checkpoint/checkpoint.h"
+#include "maxdiffusion/checkpoint/damaged.h"
 #include "maxdiffusion/processes/processes.h"
 #include "maxdiffusion/runtime/memory.h"
 
@@ -34,23 +37,59 @@ class RecentPositions {
   int64_t step_ = 0;  // of the last position
 };
 
-/// After a loss that is not finite: the device froze the state before the bad step; its own clock says which.
+/// Whether the loss and the gradient norm of any of the next batches are finite. The device has frozen the state.
+bool is_finite_elsewhere(const Devices& devices, const std::function<ArrayMap()>& next_step) {
+  constexpr int kBatches = 3;
+  const auto finite = [&](const ArrayMap& metrics, const char* name) {
+    const auto found = metrics.find(name);
+    return found == metrics.end() || std::isfinite(devices.get(found->second).to_doubles()[0]);
+  };
+  for (int i = 0; i < kBatches; ++i)
+    if (const ArrayMap metrics = next_step(); finite(metrics, "loss") && finite(metrics, "grad_norm")) return true;
+  return false;
+}
+
+/// Renames the checkpoint of a state that has diverged, and says which one the run resumes from.
+void set_diverged_aside(const std::string& checkpoint_dir, int64_t step, Error& e) {
+  Processes& all = processes();
+  if (!all.is_coordinator()) return;
+  std::vector<int64_t> saved = list_checkpoints(checkpoint_dir);
+  if (!saved.empty() && saved.back() == step) {
+    saved.pop_back();
+    e.note(fmt::format("its checkpoint is '{}' now", quarantine(checkpoint_dir, step)));
+  }
+  e.note(saved.empty()
+             ? "no checkpoint was written before it"
+             : fmt::format("the newest checkpoint before it is {}", checkpoint_folder(checkpoint_dir, saved.back())));
+}
+
+/// After a loss that is not finite: the device froze the state before the bad step; its own clock says which. The state
+/// is saved if other batches have a finite loss there: otherwise its weights have diverged.
 void rescue(const Devices& devices, TrainState& state, const RecentPositions& positions, int64_t first,
-            StateSaver& saver, const std::string& checkpoint_dir, Error& e) {
+            StateSaver& saver, const std::string& checkpoint_dir, const std::function<ArrayMap()>& next_step,
+            Error& e) {
   if (!state.arrays.contains("step") || !state.arrays.contains("healthy") ||
       devices.get(state.arrays.at("healthy")).view<uint8_t>()[0] != 0)
     return;
   const int64_t good = devices.get(state.arrays.at("step")).view<int32_t>()[0];
-  if (const auto position = positions.before(good); position && good > first) {
-    try {
+  const auto position = positions.before(good);
+  if (!position || good <= first) return;
+  try {
+    saver.finish();
+    if (is_finite_elsewhere(devices, next_step)) {
       saver.save(state, good, *position);
       saver.finish();
-      e.note(fmt::format("the state before step {} is saved in {}/{}", good, checkpoint_dir, good));
-    } catch (const Error& not_saved) {
-      e.note(not_saved.message());
+      e.note(fmt::format("the state after step {} is saved in {}/{}", good, checkpoint_dir, good));
+    } else {
+      e.note(
+          fmt::format("the state after step {} is not saved: the loss of the next batches is not finite either, so "
+                      "the weights have diverged",
+                      good));
+      set_diverged_aside(checkpoint_dir, good, e);
     }
+  } catch (const Error& not_saved) {
+    e.note(not_saved.message());
   }
-  e.note("try: a smaller learning_rate, max_grad_norm=1, or activations_dtype=float32");
 }
 
 /// The error for a run that a signal ended; the state of all finished steps is saved.
@@ -112,6 +151,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
     bytes_read = host.bytes_read;
     return place_state(devices, programs, std::move(host), o.checkpoint_dir());
   }();
+  if (o.begun) o.begun();
   return_freed_memory();  // of the compiler and of initial values
   if (state.step > 0)
     log_info("{}: continues from {}/{}, {:.1f} MB read", o.title, o.checkpoint_dir(), state.step,
@@ -173,23 +213,26 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   RecentPositions positions;
   NamedShards batch;
   const GracefulStop graceful;
+  size_t which = 0;  // program of the last step
+  // Runs a step on the next batch, which changes the state's arrays; returns its metrics.
+  const auto next_step = [&] {
+    Span span("train", state.step);
+    if (batch.empty() || !o.keys.reuse_example_batch) {
+      Span wait("wait for data");
+      for (const auto& [name, rows] : data->next()) batch[name] = share.shards(rows);
+    }
+    which = programs.choose(batch, o.seed, state.step);
+    place(devices, programs.program(which), batch, state.read_only);
+    ArrayMap metrics;
+    for (auto& [name, a] : programs.program(which).run(state.arrays, state.read_only))
+      (programs.is_state(name) ? state.arrays : metrics)[name] = std::move(a);
+    return metrics;
+  };
   auto steps = [&] {
     while (state.step < at.last && stop_signal() == 0) {
       positions.push(state.step, state.data);
       profile.before(state.step);
-      size_t which = 0;
-      ArrayMap out = [&] {
-        Span span("train", state.step);
-        if (batch.empty() || !o.keys.reuse_example_batch) {
-          Span wait("wait for data");
-          for (const auto& [name, rows] : data->next()) batch[name] = share.shards(rows);
-        }
-        which = programs.choose(batch, o.seed, state.step);
-        place(devices, programs.program(which), batch, state.read_only);
-        return programs.program(which).run(state.arrays, state.read_only);
-      }();
-      ArrayMap metrics;
-      for (auto& [name, a] : out) (programs.is_state(name) ? state.arrays : metrics)[name] = std::move(a);
+      const ArrayMap metrics = next_step();
       state.data = data->position();
       at.done = ++state.step;
       if (programs.count() > 1) recorder.set_device_flops(programs.device_flops(which));
@@ -207,7 +250,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
     recorder.flush();
     profile.finish(at.done);
   } catch (Error& e) {
-    rescue(devices, state, positions, first, saver, o.checkpoint_dir(), e);
+    rescue(devices, state, positions, first, saver, o.checkpoint_dir(), next_step, e);
     throw;
   }
   const bool stopped = interrupt_signal() != 0;

@@ -86,6 +86,8 @@ struct LoopOptions {
 
   InitialValues initial;
   CompleteCheckpoint complete;  // may be empty
+  /// Called when the state is on the devices: nothing of the run is refused any more. May be empty.
+  std::function<void()> begun;
   /// Arrays of the batch that are equal in every step (BatchField::batched is false), by field name.
   HostArrays constants;
   /// Run after a step in this order.
@@ -104,8 +106,10 @@ struct Trained {
   int64_t steps = 0;
 };
 
-/// Throws device if the loss is not finite, after saving the state before that step; Interrupted on a signal, after
-/// saving the state of the finished steps (base/interrupt.h).
+/// Throws device if a loss or gradient norm is not finite: after saving the state before that step, if the next batches
+/// have a finite loss there; otherwise the weights have diverged, the state is not saved, and a checkpoint that holds
+/// it is renamed as damaged. Throws Interrupted on a signal, after saving the state of the finished steps
+/// (base/interrupt.h).
 Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks, std::unique_ptr<Dataset> data,
                    const LoopOptions& options);
 

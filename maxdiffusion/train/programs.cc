@@ -38,7 +38,7 @@ StepPrograms::StepPrograms(const Devices& devices, const std::vector<const Task*
     : devices_(devices), tasks_(tasks) {
   StepOptions of_replica = options;
   of_replica.replicas = devices.replicas();
-  if (of_replica.replicas > 1) processes().open_sums(devices.mesh().devices());
+  if (of_replica.replicas > 1 && !title.empty()) processes().open_sums(devices.mesh().devices());
   for (const Task* t : tasks) {
     graphs_.push_back(trace_step(*t, devices.graph_options(&devices.rules()), of_replica));
     titles_.push_back(title + (t->label().empty() ? "" : " " + t->label()));
@@ -46,17 +46,18 @@ StepPrograms::StepPrograms(const Devices& devices, const std::vector<const Task*
     for (const Param& p : graphs_.back().params.params())
       if (!params_.find(p.input)) params_.add(p);
   }
+  for (const StepGraph& s : graphs_)
+    for (const GraphOutput& out : s.graph->outputs())
+      if (s.graph->input_index(out.name) >= 0) state_.insert(out.name);
+  for (const BatchField& f : graphs_.front().fields)
+    if (f.batched) samples_ = f.shape.dims[0] * devices.replicas();
+  if (title.empty()) return;
   int64_t trained = 0;
   for (const Param& p : params().params()) trained += p.trainable ? p.shape.elements() : 0;
   log_info("{}: {} parameters in {} arrays, {} of them trained, {:.4f} TFLOP per step and device, mesh {}", titles_[0],
            params().count(), params().params().size(), trained, device_flops(0) / 1e12, devices.mesh().describe());
   for (size_t i = 1; i < count(); ++i)
     log_info("{}: {:.4f} TFLOP per step and device", titles_[i], device_flops(i) / 1e12);
-  for (const StepGraph& s : graphs_)
-    for (const GraphOutput& out : s.graph->outputs())
-      if (s.graph->input_index(out.name) >= 0) state_.insert(out.name);
-  for (const BatchField& f : graphs_.front().fields)
-    if (f.batched) samples_ = f.shape.dims[0] * devices.replicas();
 }
 
 void StepPrograms::compile(const CompileConfig& config, bool log_sharding) {

@@ -15,8 +15,8 @@ namespace md {
 
 class StepPrograms {
  public:
-  /// Traces a step for every task and logs its size. `title` is the prefix of log lines. Refers to `devices` and the
-  /// tasks.
+  /// Traces a step for every task and logs its size. `title` is the prefix of log lines; empty: nothing is logged, and
+  /// the programs are not run. Refers to `devices` and the tasks.
   StepPrograms(const Devices& devices, const std::vector<const Task*>& tasks, const StepOptions& options,
                const std::string& title);
   /// Compiles all programs; logs the time and the planned memory. `log_sharding`: also the sharding of each input.

@@ -78,6 +78,41 @@ class StateReader {
 
   /// The arrays of the training state that a run with these slots needs.
   NamedShards arrays(const std::vector<StateSlot>& slots) {
+    const auto [parts, names] = wanted(slots);
+    return read_all(parts, names);
+  }
+
+  /// Reads parameters that the arrays lack from the models' own files, unless these hold averages.
+  void add_weights(NamedShards& values) {
+    const auto [parts, inputs] = weights([&](const std::string& name) { return values.contains(name); });
+    values.merge(read_all(parts, inputs));
+  }
+
+  /// Throws as arrays() and add_weights() do for what headers show, and invalid_config naming an array that is missing.
+  void check_headers(const std::vector<StateSlot>& slots, const std::set<std::string>& state_names) {
+    const std::vector<std::string> found = wanted(slots).second;
+    std::set<std::string> have(found.begin(), found.end());
+    const std::vector<std::string> of_models =
+        weights([&](const std::string& name) { return have.contains(name); }).second;
+    have.insert(of_models.begin(), of_models.end());
+    for (const std::string& name : state_names) {
+      const bool starts_again = name == "healthy" || is_of_optimizer(name) || name.starts_with(state_prefix::kMaster);
+      if (starts_again || have.contains(name) || have.contains(state_prefix::kMaster + name)) continue;
+      Error e(Code::invalid_config,
+              fmt::format("checkpoint {} has no '{}', which this run needs", from_.folder(), name));
+      throw e.note(name.starts_with(state_prefix::kAverage)
+                       ? "try: ema_decay=0, as in the run that wrote it, or another run_name"
+                       : fmt::format("try: the keys of the run that wrote it, or another run_name, with "
+                                     "pretrained_model_name_or_path={} to train on from its weights",
+                                     from_.folder()));
+    }
+  }
+
+ private:
+  using Wanted = std::pair<CheckpointReader::Parts, std::vector<std::string>>;  // parts, and the names they are read as
+
+  /// What arrays() reads.
+  Wanted wanted(const std::vector<StateSlot>& slots) {
     CheckpointReader::Parts parts;
     std::vector<std::string> names;
     for (const auto& [name, array] : from_.arrays())
@@ -99,16 +134,22 @@ class StateReader {
       for (const StateSlot& slot : slots)
         if (const std::optional<StateArray> of = state_array(slot, p, step_)) want(slot.prefix + p.input, *of);
     }
-    return read_all(parts, names);
+    return {parts, names};
   }
 
-  /// Reads parameters that the arrays lack from the models' own files, unless these hold averages.
-  void add_weights(NamedShards& values) {
+  /// Whether this is an array or scalar of the optimizer's state.
+  bool is_of_optimizer(const std::string& name) const {
+    return std::ranges::any_of(state_prefixes(*make_optimizer(step_.optim)),
+                               [&](const std::string& prefix) { return name.starts_with(prefix); });
+  }
+
+  /// The weights that add_weights() reads if the arrays of the training state are those that `contains` knows.
+  Wanted weights(const std::function<bool(const std::string&)>& contains) {
     CheckpointReader::Parts parts;
     std::vector<std::string> inputs;
     for (const std::string& component : whole_components(params_))
       for (const Param& p : params_.params()) {
-        if (p.model != component || values.contains(p.input) || values.contains(state_prefix::kMaster + p.input) ||
+        if (p.model != component || contains(p.input) || contains(state_prefix::kMaster + p.input) ||
             from_.with_layers(state_prefix::kAverage + p.input, p.shape.dims))
           continue;
         if (opened_.insert(component).second)
@@ -119,10 +160,9 @@ class StateReader {
         add(parts, name, {p.shape, p.axes});
         inputs.push_back(p.input);
       }
-    values.merge(read_all(parts, inputs));
+    return {parts, inputs};
   }
 
- private:
   NamedShards read_all(const CheckpointReader::Parts& parts, const std::vector<std::string>& names) {
     from_.fetch(parts);
     NamedShards values;
@@ -181,7 +221,8 @@ std::string without_layer_numbers(const std::string& input) {
 
 /// Throws invalid_config if the checkpoint holds something trained that this run does not train: the checkpoints of
 /// this run would lack it.
-void check_nothing_trained_is_dropped(const CheckpointReader& reader, const ParamTable& params, const StateInfo& info) {
+void check_nothing_trained_is_dropped(const CheckpointReader& reader, const ParamTable& params, const StateInfo& info,
+                                      bool averages) {
   std::set<std::string> components, trained;
   for (const Param& p : params.params())
     if (p.trainable) components.insert(p.model), trained.insert(without_layer_numbers(p.input));
@@ -202,6 +243,14 @@ void check_nothing_trained_is_dropped(const CheckpointReader& reader, const Para
   };
   for (const std::string& component : info.trained)
     if (!components.contains(component)) refuse(component);
+  const auto average = reader.arrays().lower_bound(state_prefix::kAverage);
+  if (!averages && average != reader.arrays().end() && average->first.starts_with(state_prefix::kAverage))
+    throw Error(Code::invalid_config, fmt::format("checkpoint {} holds moving averages, such as '{}', and ema_decay is "
+                                                  "0: this run's checkpoints would lack them",
+                                                  reader.folder(), average->first))
+        .note(fmt::format("try: ema_decay as in the run that wrote it; or another run_name, with "
+                          "pretrained_model_name_or_path={} to train on from the averages",
+                          reader.folder()));
   for (const auto& [name, array] : reader.arrays()) {
     if (array.shape.rank() == 0 || name.starts_with("weights/")) continue;  // array_of_weight
     std::string input = name;
@@ -211,6 +260,22 @@ void check_nothing_trained_is_dropped(const CheckpointReader& reader, const Para
   }
 }
 
+/// The kinds of arrays of trained parameters that a checkpoint of this run may hold.
+std::vector<StateSlot> slots_of_checkpoint(const StepOptions& step) {
+  std::vector<StateSlot> slots = state_slots(step);
+  slots.push_back({state_prefix::kMaster});
+  return slots;
+}
+
+/// Throws invalid_config if this run must not continue from the checkpoint, io if state.json is damaged.
+StateInfo checked_info(const CheckpointReader& reader, const std::string& folder, const ParamTable& params, int64_t at,
+                       const StepOptions& step) {
+  StateInfo info = parse_state_info(reader.state_json(), below(folder, kState), at);
+  check_optimizer(reader, step.optim.optimizer);
+  check_nothing_trained_is_dropped(reader, params, info, step.ema_decay > 0);
+  return info;
+}
+
 /// The contents of one checkpoint: the parts for devices of this process. Throws io if it is damaged.
 HostState read_state(const Devices& devices, const ParamTable& params, const StateSource& from, int64_t at,
                      const StepOptions& step) {
@@ -218,13 +283,9 @@ HostState read_state(const Devices& devices, const ParamTable& params, const Sta
   // With several processes, a local copy would contain files that only others read.
   CheckpointReader reader(folder, processes().alone() ? FromBucket::copies : FromBucket::ranges);
   reader.warn_of_configs();
-  const StateInfo info = parse_state_info(reader.state_json(), below(folder, kState), at);
-  check_optimizer(reader, step.optim.optimizer);
-  check_nothing_trained_is_dropped(reader, params, info);
+  const StateInfo info = checked_info(reader, folder, params, at, step);
   StateReader read(devices, params, step, reader);
-  std::vector<StateSlot> slots = state_slots(step);
-  slots.push_back({state_prefix::kMaster});
-  NamedShards values = read.arrays(slots);
+  NamedShards values = read.arrays(slots_of_checkpoint(step));
   read.add_weights(values);
   if (info.seed != from.seed)
     log_warning("seed is {}, checkpoint {} was made with {}: random numbers differ from here on", from.seed, folder,
@@ -271,15 +332,39 @@ void share(HostState& state) {
       all.broadcast({const_cast<std::byte*>(p.values.data()), p.values.bytes()});
 }
 
+/// Warns of arrays of the optimizer's state that were not `found` in a checkpoint: they have their first values.
+void warn_of_missing_moments(const std::string& checkpoint, const std::set<std::string>& found,
+                             const NamedShards& values, const StepOptions& step) {
+  const std::vector<std::string> prefixes = state_prefixes(*make_optimizer(step.optim));
+  int64_t all = 0;
+  std::vector<std::string> missing;
+  for (const auto& [name, a] : values) {
+    if (std::ranges::none_of(prefixes, [&, &array = name](const std::string& p) { return array.starts_with(p); }))
+      continue;
+    ++all;
+    if (!found.contains(name)) missing.push_back(name);
+  }
+  if (missing.empty()) return;
+  if (std::ssize(missing) == all)
+    log_warning(
+        "checkpoint {} has no moments of the optimizer: they start again; checkpoints of save_optimizer=false and of "
+        "optimizers without moments have none",
+        checkpoint);
+  else
+    log_warning("checkpoint {} lacks {} of the {} arrays of the optimizer's state, such as '{}': they start again",
+                checkpoint, missing.size(), all, missing.front());
+}
+
 /// The state of this run's step from a checkpoint's contents and the frozen values that it lacks.
 HostState restored(const ParamTable& params, HostState read, const StepOptions& step, const std::string& checkpoint_dir,
                    NamedShards frozen) {
   NamedShards& values = read.values;
   values = restored_state(params, std::move(values), step);
-  const bool lacks_scalars = add_scalars(params, step, values);
-  if (add_slots(params, optimizer_slots(step.optim), step, values) || lacks_scalars)
-    log_warning("checkpoint {}/{} has no moments of the optimizer (save_optimizer=false): they start again",
-                checkpoint_dir, read.step);
+  std::set<std::string> found;
+  for (const auto& [name, a] : values) found.insert(name);
+  add_scalars(params, step, values);
+  add_slots(params, optimizer_slots(step.optim), step, values);
+  warn_of_missing_moments(checkpoint_folder(checkpoint_dir, read.step), found, values, step);
   values.merge(frozen);
   values["healthy"] = yes();
   return read;
@@ -322,16 +407,16 @@ HostState newest_restored(const std::vector<int64_t>& saved, const std::string& 
   std::vector<Error> faults;  // of the newest checkpoints
   for (auto at = saved.rbegin(); at != saved.rend(); ++at) {
     HostState state;
-    std::optional<Error> fault;
+    std::optional<Error> fault, refusal;
     const auto attempt = [&] {
       try {
         state = restore(*at);
       } catch (const Error& e) {
-        if (e.code() != Code::io) throw;
-        fault = e;
+        (e.code() == Code::io ? fault : refusal) = e;
       }
     };
     if (all.is_coordinator() || !by_coordinator) attempt();
+    throw_together(all, fmt::format("refused {}", *at), refusal);
     // The fault that another process has found, if this one found none.
     for (const std::string& found : all.gather(fmt::format("restored {}", *at), fault ? fault->what() : ""))
       if (!found.empty() && !fault) fault = Error(Code::io, found);
@@ -435,6 +520,34 @@ std::function<HostState()> open_state(const Devices& devices, const StepPrograms
     if (by_coordinator) share(read);
     return restored(params, std::move(read), step, from.checkpoint_dir, std::move(others));
   };
+}
+
+void check_resumes(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
+                   const StateSource& from) {
+  Processes& all = processes();
+  const json found = all.is_coordinator() ? json(checkpoint_folders(from.checkpoint_dir)) : json();
+  const auto saved = parse_json(all.from_coordinator("checkpoints to check", found.dump())).get<std::vector<int64_t>>();
+  std::optional<Error> refusal, damage;
+  for (auto at = saved.rbegin(); at != saved.rend(); ++at) {
+    damage.reset();
+    try {
+      if (from.single_replica && devices.replicas() > 1 && !all.is_coordinator()) break;
+      const std::string folder = checkpoint_folder(from.checkpoint_dir, *at);
+      CheckpointReader reader(folder, all.alone() ? FromBucket::copies : FromBucket::ranges);
+      checked_info(reader, folder, programs.params(), *at, step);
+      StateReader(devices, programs.params(), step, reader)
+          .check_headers(slots_of_checkpoint(step), programs.state_names());
+      break;
+    } catch (const Error& e) {
+      (e.code() == Code::io ? damage : refusal) = e;
+      if (refusal) break;
+    }
+  }
+  if (damage) {
+    damage->note(fmt::format("no checkpoint in '{}' can be resumed", from.checkpoint_dir));
+    damage->note("try: another run_name, or move that folder away to start from step 0");
+  }
+  throw_together(all, "checked checkpoints", refusal ? refusal : damage);
 }
 
 TrainState place_state(const Devices& devices, const StepPrograms& programs, HostState host,

@@ -48,6 +48,11 @@ struct StateSource {
 /// then.
 std::function<HostState()> open_state(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
                                       const StateSource& from, const InitialValues& initial);
+/// Throws invalid_config, in all processes, if the newest checkpoint that is not damaged cannot be resumed by this run:
+/// another optimizer or model wrote it, it holds something trained that this run does not train, or it lacks what this
+/// run needs; io if all are damaged. Reads headers, no arrays, and changes nothing on disk. No checkpoint: no error.
+void check_resumes(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
+                   const StateSource& from);
 /// Puts the state on the devices, with the shardings of the programs' inputs. Throws io naming an array that the
 /// checkpoint lacks.
 TrainState place_state(const Devices& devices, const StepPrograms& programs, HostState host,

@@ -42,8 +42,9 @@ class Kinds : public testing::Test {
       write_file_atomic(t / ("pictures/" + std::to_string(i) + ".txt"), "heart " + std::to_string(i));
     }
   }
-  Outcome train(const std::string& name, const std::vector<std::string>& extra) {
-    std::vector<std::string> words = {"train",
+  Outcome train(const std::string& name, const std::vector<std::string>& extra) { return run("train", name, extra); }
+  Outcome run(const std::string& command, const std::string& name, const std::vector<std::string>& extra) {
+    std::vector<std::string> words = {command,
                                       MD_SOURCE_DIR "/tests/pipelines/generate.yml",
                                       "run_name=" + name,
                                       "output_dir=" + t.path(),
@@ -159,6 +160,55 @@ TEST_F(Kinds, TheTextEncoderIsTrainedWithTheUNet) {
                       "checkpoint_every=-1"});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_NE(read_file(t / "shown/samples/step_000001.png"), read_file(t / "shown/samples/step_000002.png"));
+}
+
+/// Bytes and time of every file below a folder. Of a folder only the name: testing whether one can write there changes
+/// its time.
+std::map<std::string, std::pair<std::string, fs::file_time_type>> files_and_times(const std::string& folder) {
+  std::map<std::string, std::pair<std::string, fs::file_time_type>> found;
+  for (const auto& f : fs::recursive_directory_iterator(folder))
+    found[f.path()] = f.is_regular_file() ? std::pair(read_file(f.path()), f.last_write_time())
+                                          : std::pair(std::string(), fs::file_time_type());
+  found.erase(folder);
+  return found;
+}
+
+TEST_F(Kinds, ARefusedStartChangesNothingOnDisk) {
+  Outcome o = train("kept", {"train_lora=true", "ema_decay=0.5", "dataset_save_location=" + (t / "data")});
+  ASSERT_EQ(o.status, 0) << o.err;
+  const auto before = files_and_times(t / "kept");
+  ASSERT_TRUE(before.contains(t / "kept/config.yml"));
+  const std::string lora = "train_lora=true", ema = "ema_decay=0.5";
+  for (const auto& [words, says, check_says] : std::vector<std::tuple<std::vector<std::string>, std::string, bool>>{
+           {{lora, ema, "optimizer=sgd"}, "optimizer is 'sgd', but checkpoint ", true},
+           {{ema}, "which this run does not train", true},
+           {{lora}, "holds moving averages", true},
+           {{lora, ema, "lora_rank=7"}, "expected ", true},
+           {{lora, ema, "lora_init=" + (t / "nowhere.safetensors")}, "nowhere.safetensors", true},
+           {{lora, ema, "train_data_dir=" + (t / "nowhere")}, "nowhere", true},
+           {{lora, ema, "per_device_batch_size=64"}, "64", true},
+           {{lora, ema, "no_such_key=1"}, "no_such_key", true}}) {
+    SCOPED_TRACE(says);
+    std::vector<std::string> all = words;
+    all.insert(all.end(), {"dataset_save_location=" + (t / "data"), "max_train_steps=5"});
+    for (const char* command : {"train", "check"}) {
+      o = run(command, "kept", all);
+      EXPECT_NE(o.status, 0) << command << o.err;
+      EXPECT_TRUE(contains(o.err, says)) << command << o.err;
+    }
+    const auto after = files_and_times(t / "kept");
+    for (const auto& [path, file] : after) EXPECT_TRUE(before.contains(path) && before.at(path) == file) << path;
+    EXPECT_EQ(after.size(), before.size());
+    o = train("new", all);
+    if (o.status != 0) {
+      EXPECT_FALSE(exists(t / "new"));
+    }
+    fs::remove_all(t / "new");
+  }
+  // What was refused has not harmed the run.
+  o = train("kept", {lora, ema, "dataset_save_location=" + (t / "data"), "max_train_steps=4"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(exists(t / "kept/checkpoints/4"));
 }
 
 TEST_F(Kinds, DreamBoothGeneratesItsClassAndTrainsOnItsSubject) {

@@ -465,6 +465,28 @@ TEST(ProcessesTrain, SayAtTheStartThatTheyDoNotSeeOneFolder) {
   EXPECT_EQ(job.output.find("Running training"), std::string::npos) << job.output;
 }
 
+TEST(ProcessesTrain, SayAtTheStartThatTheirCommandsOrDataDiffer) {
+  const std::string other = shared().folder / "other_pictures";
+  write_shades(other, 12);
+  const std::string data = shared().folder / "data_of_";
+  fs::create_directory_symlink(shared().images, data + "0");
+  fs::create_directory_symlink(other, data + "1");
+  for (const auto& [name, keys, says] :
+       {std::tuple<std::string, std::string, std::string>{"rate", "learning_rate=1e-$((3 + PMI_RANK))",
+                                                          "learning_rate is 0.0001 in process 1; expected 0.001, as in "
+                                                          "process 0"},
+        {"seed", "seed=$PMI_RANK", "seed is 1 in process 1; expected 0, as in process 0"},
+        {"folder", "train_data_dir=" + data + "$PMI_RANK", "train_data_dir is "}}) {
+    const JobResult job = run_job(
+        2, train(name, "pretrained_model_name_or_path=" + shared().model + " train_data_dir=" + shared().images +
+                           " train_new_vae=false max_train_steps=2 " + keys));
+    EXPECT_EQ(job.statuses, (std::vector<int>{2, 2})) << job.output;
+    EXPECT_NE(job.output.find("error: " + says), std::string::npos) << job.output;
+    EXPECT_NE(job.output.find("[1] error: " + says), std::string::npos) << job.output;
+    EXPECT_FALSE(exists(shared().run(name))) << job.output;
+  }
+}
+
 TEST(JointTraining, RefusesWhatItCannotDoYet) {
   const JobResult lora = run_job(2, on_gpus("refused_gpu", "train_lora=true"));
   // Each refuses for itself (2), unless it learns first that the other has ended (5).

@@ -90,6 +90,37 @@ TEST(Resume, WithAnotherOptimizerIsRefusedWhereThereIsStateOfTheFirst) {
   }
 }
 
+TEST(Resume, ThatWouldDropTheAveragesIsRefused) {
+  TinyRun run;
+  run.train(2);
+  run.options.step.ema_decay = 0;
+  try {
+    run.train(3);
+    FAIL();
+  } catch (const Error& e) {
+    const std::string message = e.what(), checkpoint = run.options.checkpoint_dir() + "/2";
+    EXPECT_EQ(e.code(), Code::invalid_config);
+    EXPECT_NE(message.find("checkpoint " + checkpoint + " holds moving averages, such as 'ema/unet/"), message.npos)
+        << message;
+    EXPECT_NE(message.find("ema_decay is 0"), message.npos) << message;
+    EXPECT_NE(message.find("pretrained_model_name_or_path=" + checkpoint), message.npos) << message;
+  }
+  EXPECT_EQ(checkpoint_folders(run.options.checkpoint_dir()), (std::vector<int64_t>{2}));
+}
+
+TEST(Resume, SaysWhichMomentsAreMissing) {
+  TinyRun run;
+  run.options.step.frozen = {"conv_in"};
+  run.train(2);
+  run.options.step.frozen.clear();
+  testing::internal::CaptureStderr();
+  run.train(3);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find(" lacks 4 of the "), log.npos) << log;  // two moments of a weight and a bias
+  EXPECT_NE(log.find(", such as 'adam_m/unet/conv_in.bias': they start again"), log.npos) << log;
+  EXPECT_EQ(log.find("save_optimizer"), log.npos) << log;
+}
+
 // S4-101, S4-102, P-6
 TEST(Resume, EqualsNoInterruptionBitForBit) {
   for (const auto& [optimizer, ema] : {std::pair("adamw", 0.0), {"adamw", 0.9}, {"sgd", 0.9}}) {
@@ -187,6 +218,76 @@ class TwoBlocks final : public Task {
                1.0));
   }
 };
+
+/// Two blocks of two streams: the loss does not depend on the second stream of the last block, and not on `unread`.
+class PartlyRead final : public Task {
+ public:
+  std::string model() const override { return "unet"; }
+  std::vector<BatchField> batch() const override { return {{"x", {DType::f32, {4, 6}}}}; }
+  Tensor loss(const Models& models, const Feed& feed, Rng) const override {
+    const Scope s = models("unet");
+    nn::linear(s / "unread", feed.at("x"), {.out = 6});
+    const auto block = [](const Scope& b, const std::vector<Tensor>& streams) -> std::vector<Tensor> {
+      const Tensor both = streams[0] + streams[1];
+      return {streams[0] + tanh(nn::linear(b / "first", both, {.out = 6})),
+              streams[1] + tanh(nn::linear(b / "second", both, {.out = 6}))};
+    };
+    return mean(square(nn::repeat(s / "blocks", 2, {feed.at("x"), feed.at("x")}, block)[0] - 1.0));
+  }
+};
+
+/// Positive numbers at which tanh has a gradient.
+HostArray small(const Shape& shape) {
+  HostArray a = noise(shape, "weights");
+  for (float& v : a.mutable_view<float>()) v *= 0.05f;
+  return a;
+}
+
+// As in PyTorch, whose optimizers pass over parameters without a gradient.
+TEST_P(EachOptimizer, LeavesParametersAloneOnWhichTheLossDoesNotDepend) {
+  for (const auto& [stacked, accumulation, ema] :
+       {std::tuple(false, 1, 0.0), {true, 1, 0.9}, {false, 2, 0.9}, {true, 2, 0.0}}) {
+    SCOPED_TRACE(fmt::format("stacked {} accumulation {}", stacked, accumulation));
+    const TemporaryFolder folder;
+    static const Devices devices = Devices::open();
+    LoopOptions o = options_in(folder);
+    o.step.scope.scan_layers = stacked;
+    o.step.accumulation = accumulation;
+    o.step.optim.optimizer = GetParam();
+    o.step.optim.learning_rate = 1e-2;
+    o.step.optim.max_train_steps = 3;
+    o.step.ema_decay = ema;
+    for (const OptimizerArgument& a : optimizer_arguments(GetParam()))
+      if (a.name == "weight_decay") o.step.optim.optimizer_args = {"weight_decay=0.5"};
+    o.initial = [](const ParamTable& params) {
+      return [&params] {
+        NamedShards values;
+        for (const Param& p : params.params()) values[p.input] = small(p.shape);
+        return values;
+      };
+    };
+    const PartlyRead task;
+    const HostArrays values =
+        train_loop(devices, {&task}, in_memory({{"x", noise({DType::f32, {11, 6}}, "x")}}, 4 * accumulation, 5), o)
+            .values;
+    int unmoved = 0, moved = 0;
+    for (const auto& [name, a] : values) {
+      const std::vector<double> now = a.to_doubles(), before = small(a.shape()).to_doubles();
+      const size_t layers = name.find(".*.") != name.npos ? 2 : 1, size = now.size() / layers;
+      for (size_t layer = 0; layer < layers; ++layer) {
+        const bool same = std::equal(now.begin() + static_cast<std::ptrdiff_t>(layer * size),
+                                     now.begin() + static_cast<std::ptrdiff_t>((layer + 1) * size),
+                                     before.begin() + static_cast<std::ptrdiff_t>(layer * size));
+        const bool last = layers == 2 ? layer == 1 : name.find("blocks.1.") != name.npos;
+        const bool unread = name.find("/unread") != name.npos || (last && name.find(".second.") != name.npos);
+        EXPECT_EQ(same, unread) << name << " layer " << layer;
+        ++(unread ? unmoved : moved);
+      }
+    }
+    EXPECT_EQ(unmoved, 4);  // weight and bias of each
+    EXPECT_EQ(moved, 6);
+  }
+}
 
 TEST(Muon, MakesEveryLayerOfAStackOrthogonal) {
   auto train = [](bool stacked) {
@@ -660,6 +761,31 @@ TEST(Loop, AStateThatIsNotFiniteIsNeverSaved) {
   EXPECT_NE(later.find("is not finite at step 5"), std::string::npos) << later;
   EXPECT_NE(later.find("the state after step 4 is not saved"), std::string::npos) << later;
   EXPECT_EQ(checkpoint_folders(run.options.checkpoint_dir()), (std::vector<int64_t>{1, 2, 3}));
+}
+
+// The step whose loss is not finite began with weights that had diverged: they are not kept, and the checkpoint of
+// these weights is set aside.
+TEST(Loop, AStateThatHasDivergedIsNotKept) {
+  TinyRun whole, run;
+  for (TinyRun* r : {&whole, &run}) {
+    save_often(*r);
+    r->options.step.optim.lr_scheduler = "constant";
+  }
+  whole.train(6);
+  run.train(3);
+  run.options.step.optim.learning_rate = 1e30;
+  const std::string dir = run.options.checkpoint_dir(), error = error_and_log(run, 9).first;
+  EXPECT_NE(error.find("is not finite at step 5"), std::string::npos) << error;
+  EXPECT_NE(error.find("the state after step 4 is not saved: the loss of the next batches is not finite either"),
+            std::string::npos)
+      << error;
+  EXPECT_NE(error.find("its checkpoint is '" + dir + "/4.damaged' now"), std::string::npos) << error;
+  EXPECT_NE(error.find("the newest checkpoint before it is " + dir + "/3"), std::string::npos) << error;
+  EXPECT_EQ(checkpoint_folders(dir), (std::vector<int64_t>{1, 2, 3}));
+  run.options.step.optim.learning_rate = whole.options.step.optim.learning_rate;
+  run.train(6);
+  expect_same_bits(as_arrays(read_training_state(dir, 6).state),
+                   as_arrays(read_training_state(whole.options.checkpoint_dir(), 6).state));
 }
 
 /// Changes the JSON of a checkpoint's state.
