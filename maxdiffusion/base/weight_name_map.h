@@ -19,6 +19,9 @@ struct WeightAlias {
   std::string full_name() const { return prefix + name; }
 };
 
+/// Prefix of the text encoder with this name (clip_l, t5xxl, …) in ComfyUI's files of several models.
+inline std::string of_text_encoder(const std::string& encoder) { return "text_encoders." + encoder + ".transformer."; }
+
 /// Names of one model's weights.
 struct WeightNameMap {
   /// Aliases of the weight published as `name`, the likeliest first; may return none.

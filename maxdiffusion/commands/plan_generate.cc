@@ -3,12 +3,14 @@
 #include <filesystem>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/naming_key.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/config/flow.h"
 #include "maxdiffusion/data/images/prepare.h"
+#include "maxdiffusion/families/family.h"
 #include "maxdiffusion/media/canny.h"
 #include "maxdiffusion/media/decode_video.h"
 #include "maxdiffusion/media/image.h"
@@ -19,8 +21,19 @@
 namespace md {
 namespace {
 
-/// The folders or files of the ControlNets that the keys name.
-std::vector<std::string> control_folders(const std::vector<std::string>& names, bool required) {
+/// The ControlNets that are in a model folder.
+std::vector<std::string> own_controls(const std::string& model) {
+  std::vector<std::string> folders;
+  for (;;) {
+    const std::string folder = model + "/" + control_component(folders.size());
+    if (!exists(folder + "/config.json")) return folders;
+    folders.push_back(folder);
+  }
+}
+
+/// The folders or files of the ControlNets that the keys name, or those in the model's folder if they are `required`.
+std::vector<std::string> control_folders(std::vector<std::string> names, bool required, const std::string& model) {
+  if (required && names.empty()) names = own_controls(model);
   const bool any = std::ranges::any_of(names, [](const std::string& name) { return std::filesystem::exists(name); });
   if (!required && !any) return {};  // configs name those of generate_controlnet on the hub
   if (names.empty())
@@ -81,8 +94,8 @@ SampleRequest with_files(SampleRequest r, const SampleFiles& files, bool control
   return r;
 }
 
-PipelineOptions with_control_folder(PipelineOptions options, bool required) {
-  options.controlnets = control_folders(options.controlnets, required);
+PipelineOptions with_control_folder(PipelineOptions options, bool required, const std::string& model) {
+  options.controlnets = control_folders(options.controlnets, required, model);
   return options;
 }
 
@@ -90,7 +103,7 @@ GeneratePlan plan_generate(const GenerateRequest& r, const GenerateOptions& opti
   const ModelToSample what = model_to_sample(r.search);
   GeneratePlan plan{.model = what.model,
                     .folder = options.as_reference ? r.search.output_dir : what.folder,
-                    .pipeline = with_control_folder(r.pipeline, options.with_control),
+                    .pipeline = with_control_folder(r.pipeline, options.with_control, what.model),
                     .items = r.items,
                     .axes = r.axes,
                     .as_reference = options.as_reference,

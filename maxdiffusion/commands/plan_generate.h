@@ -27,9 +27,9 @@ struct GeneratePlan {
 /// Finds the run whose checkpoint is sampled (run/find_run.h), and the ControlNet's folder. Throws invalid_config, io.
 GeneratePlan plan_generate(const GenerateRequest& request, const GenerateOptions& options = {});
 
-/// Completes the options with the folder of the ControlNet that they name. Returns none if they name none and it is not
-/// `required`.
-PipelineOptions with_control_folder(PipelineOptions options, bool required = false);
+/// Completes the options with the folders of the ControlNets that they name. If they name none, these are none, or
+/// those in the folder `model` if they are `required`. Throws invalid_config if there are none then.
+PipelineOptions with_control_folder(PipelineOptions options, bool required = false, const std::string& model = "");
 /// `request` with the contents of the files. `control`: also reads the ControlNets' images, `adapters`: those of image
 /// adapters. Throws invalid_config, and io naming a file.
 SampleRequest with_files(SampleRequest request, const SampleFiles& files, bool control = false, bool adapters = false);

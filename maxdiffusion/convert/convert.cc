@@ -128,7 +128,9 @@ Part part_of(const ModelFolder& folder, const std::string& name, const std::stri
   }
   if (auto shards = shards_of(folder.path(), name); shards && weights.empty())
     return sharded_part(name, found->second, folder.params(name), std::move(shards));
-  return part_of(name, found->second, weights.empty() ? found->second.weights : weights, folder.opened());
+  const std::string& from = weights.empty() ? found->second.weights : weights;
+  check_in_single_file(folder, *make_family(folder), name, from);
+  return part_of(name, found->second, from, folder.opened());
 }
 
 /// A folder with a single model, whose class is in config.json.

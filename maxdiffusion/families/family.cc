@@ -25,11 +25,34 @@ namespace {
 
 std::vector<FamilyClass>& families() {
   static std::vector<FamilyClass> all = {
-      {{"StableDiffusionPipeline", "StableDiffusionImg2ImgPipeline", "StableDiffusionInpaintPipeline",
-        "StableDiffusionControlNetPipeline", "LatentConsistencyModelPipeline", "StableDiffusionXLPipeline",
-        "StableDiffusionXLImg2ImgPipeline", "StableDiffusionXLInpaintPipeline", "StableDiffusionXLControlNetPipeline"},
+      {{"StableDiffusionPipeline",
+        "StableDiffusionImg2ImgPipeline",
+        "StableDiffusionInpaintPipeline",
+        "StableDiffusionControlNetPipeline",
+        "StableDiffusionControlNetImg2ImgPipeline",
+        "StableDiffusionControlNetInpaintPipeline",
+        "StableDiffusionAdapterPipeline",
+        "StableDiffusionPAGPipeline",
+        "StableDiffusionPAGImg2ImgPipeline",
+        "StableDiffusionPAGInpaintPipeline",
+        "StableDiffusionControlNetPAGPipeline",
+        "StableDiffusionControlNetPAGInpaintPipeline",
+        "LatentConsistencyModelPipeline",
+        "LatentConsistencyModelImg2ImgPipeline",
+        "StableDiffusionXLPipeline",
+        "StableDiffusionXLImg2ImgPipeline",
+        "StableDiffusionXLInpaintPipeline",
+        "StableDiffusionXLControlNetPipeline",
+        "StableDiffusionXLControlNetImg2ImgPipeline",
+        "StableDiffusionXLControlNetInpaintPipeline",
+        "StableDiffusionXLAdapterPipeline",
+        "StableDiffusionXLPAGPipeline",
+        "StableDiffusionXLPAGImg2ImgPipeline",
+        "StableDiffusionXLPAGInpaintPipeline",
+        "StableDiffusionXLControlNetPAGPipeline",
+        "StableDiffusionXLControlNetPAGImg2ImgPipeline"},
        make_stable_diffusion},
-      {{"WanPipeline", "WanImageToVideoPipeline"}, make_wan},
+      {{"WanPipeline", "WanImageToVideoPipeline", "WanVideoToVideoPipeline"}, make_wan},
       {{"FluxPipeline", "FluxImg2ImgPipeline", "FluxInpaintPipeline", "FluxFillPipeline"}, make_flux},
       {{"Flux2KleinPipeline", "Flux2KleinInpaintPipeline"}, make_flux2},
       {{"ZImagePipeline", "ZImageImg2ImgPipeline", "ZImageInpaintPipeline"}, make_z_image},
@@ -39,6 +62,24 @@ std::vector<FamilyClass>& families() {
   };
   return all;
 }
+
+/// Classes of diffusers whose folders hold the parts of a family above, but whose models take other inputs, and which.
+constexpr std::pair<std::string_view, std::string_view> kOtherInputs[] = {
+    {"StableDiffusionInstructPix2PixPipeline", "a UNet that takes the image to edit in addition to the latents"},
+    {"StableDiffusionXLInstructPix2PixPipeline", "a UNet that takes the image to edit in addition to the latents"},
+    {"StableDiffusionUpscalePipeline",
+     "a UNet that takes a smaller image and its noise level in addition to the latents"},
+    {"StableDiffusionLatentUpscalePipeline", "a UNet that takes smaller latents in addition to the latents"},
+    {"StableDiffusionDepth2ImgPipeline", "a UNet that takes a depth map in addition to the latents"},
+    {"StableDiffusionImageVariationPipeline", "a UNet that takes an image in place of a prompt"},
+    {"FluxControlPipeline", "a transformer that takes a control image in addition to the latents"},
+    {"FluxControlImg2ImgPipeline", "a transformer that takes a control image in addition to the latents"},
+    {"FluxControlInpaintPipeline", "a transformer that takes a control image in addition to the latents"},
+    {"FluxKontextPipeline", "a transformer that takes the image to edit as tokens in addition to the latents"},
+    {"FluxKontextInpaintPipeline", "a transformer that takes the image to edit as tokens in addition to the latents"},
+    {"Flux2KleinKVPipeline", "a transformer whose keys and values of reference images are kept over the steps"},
+    {"QwenImageLayeredPipeline", "a transformer and an autoencoder of images in layers"},
+};
 
 /// Number of tokens by which a caption is too long; of captions of megabytes only a prefix is counted.
 int64_t tokens_lost(const TextEncoderSpec& e, const std::string& prepared, int64_t read) {
@@ -228,6 +269,9 @@ std::shared_ptr<const Family> make_family(const ModelFolder& folder) {
     if (std::ranges::count(f.pipelines, name) == 0) continue;
     return f.make(folder);
   }
+  for (const auto& [other, why] : kOtherInputs)
+    check(name != other, Code::invalid_config, "{}/model_index.json: _class_name is '{}': {}, which is not supported",
+          folder.path(), name, why);
   fail(Code::invalid_config, "{}/model_index.json: _class_name is '{}'; expected one of: {}", folder.path(),
        folder.pipeline(), nearest_first(folder.pipeline(), family_pipelines()));
 }

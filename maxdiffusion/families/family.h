@@ -113,6 +113,7 @@ class ImageAdapter {
   std::string name;                     // its component, and the key that names its file or folder: "ip_adapter"
   std::vector<std::string> components;  // those that encode the image
   std::string scale;                    // the conditioning field f32 [1] of the factor of what it adds
+  bool needs_image = true;              // false: without an image it does not act
 
   /// u8 [H, W, 3] → f32 [1, …], the input of encode. Throws invalid_config for sizes of samples that it does not
   /// support.

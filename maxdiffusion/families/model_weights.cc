@@ -18,6 +18,11 @@
 namespace md {
 namespace {
 
+constexpr std::string_view kT5 = "T5EncoderModel";
+/// Keys of files in place of text encoders, and the classes of these.
+constexpr std::pair<std::string_view, std::string_view> kTextEncoderKeys[] = {
+    {"clip_model_name_or_path", "CLIPTextModel"}, {"t5xxl_model_name_or_path", kT5}};
+
 bool random_by_key(const Family& family, const ModelKeys& keys, const std::string& component) {
   if (std::ranges::count(family.spec().denoisers, component) > 0) return new_denoiser(keys);
   if (component == family.spec().autoencoder->component) return keys.train_new_vae;
@@ -103,7 +108,7 @@ ModelWeights ModelWeights::for_training(const ModelFolder& folder, const Family&
     denoiser->second = files;
   w.replace_autoencoder(family, keys);
   w.replace_text_encoders(folder, keys);
-  w.check_sizes(folder);
+  w.check_sizes(folder, family);
   return w;
 }
 
@@ -115,12 +120,13 @@ ModelWeights ModelWeights::for_sampling(const ModelFolder& folder, const Family&
     w.locations_[family.spec().denoiser()] = files;
   w.replace_autoencoder(family, keys);
   w.replace_text_encoders(folder, keys);
-  w.check_sizes(folder);
+  w.check_sizes(folder, family);
   return w;
 }
 
-void ModelWeights::check_sizes(const ModelFolder& folder) const {
+void ModelWeights::check_sizes(const ModelFolder& folder, const Family& family) const {
   for (const auto& [name, location] : locations_) {
+    check_in_single_file(folder, family, name, location);
     if (location == folder.path() || !has_weights(location)) continue;  // a single file is checked when it is opened
     OpenedWeights::File file = OpenedWeights::open(location);
     match_weights(name, folder.components().at(name), *file, location);
@@ -148,9 +154,8 @@ void ModelWeights::replace_autoencoder(const Family& family, const ModelKeys& ke
 }
 
 void ModelWeights::replace_text_encoders(const ModelFolder& folder, const ModelKeys& keys) {
-  for (const auto& [key, name, class_name] :
-       {std::tuple{"clip_model_name_or_path", &keys.clip_model_name_or_path, "CLIPTextModel"},
-        {"t5xxl_model_name_or_path", &keys.t5xxl_model_name_or_path, "T5EncoderModel"}}) {
+  for (const auto& [key, class_name] : kTextEncoderKeys) {
+    const std::string* name = class_name == kT5 ? &keys.t5xxl_model_name_or_path : &keys.clip_model_name_or_path;
     if (name->empty()) continue;
     const auto of_class = [class_name = class_name](const auto& item) { return item.second.class_name == class_name; };
     const auto found = std::ranges::find_if(folder.components(), of_class);
@@ -164,6 +169,23 @@ void ModelWeights::replace_text_encoders(const ModelFolder& folder, const ModelK
     else
       locations_[found->first] = files;
   }
+}
+
+void check_in_single_file(const ModelFolder& folder, const Family& family, const std::string& component,
+                          const std::string& location) {
+  if (!location.empty()) return;
+  const std::string& class_name = folder.components().at(component).class_name;
+  const bool coder = family.spec().autoencoder->component == component;
+  const auto encoder = std::ranges::find(kTextEncoderKeys, class_name, [](const auto& row) { return row.second; });
+  const std::string_view key = coder                                                        ? "vae_file"
+                               : std::ranges::count(family.spec().denoisers, component) > 0 ? "unet_checkpoint"
+                               : encoder != std::end(kTextEncoderKeys)                      ? encoder->first
+                                                                                            : "";
+  const char* kind = coder ? "autoencoder" : component.starts_with("text") ? "text encoder" : "model of this part";
+  Error e(Code::invalid_config,
+          fmt::format("'{}' holds no {} ({}, of class {})", folder.path(), kind, component, class_name));
+  throw e.note(key.empty() ? "try: a file of the whole model, or a model folder as pretrained_model_name_or_path"
+                           : fmt::format("try: {}=FILE, a file or folder of a {}", key, class_name));
 }
 
 void check_kind(const ModelKeys& keys, const ModelFolder& folder, const Family& family) {

@@ -136,7 +136,7 @@ class ModelWeights {
   ModelWeights(const ModelFolder& folder, uint64_t seed);
   void replace_autoencoder(const Family& family, const ModelKeys& keys);
   void replace_text_encoders(const ModelFolder& folder, const ModelKeys& keys);
-  void check_sizes(const ModelFolder& folder) const;
+  void check_sizes(const ModelFolder& folder, const Family& family) const;
 
   std::map<std::string, std::string> locations_;  // components without one are random
   std::map<std::string, WeightNameMap> other_names_;
@@ -148,6 +148,10 @@ class ModelWeights {
   uint64_t seed_;
 };
 
+/// Throws invalid_config if `location` of a component's weights is empty: the folder's single file has no such model.
+/// The message names the key that gives it.
+void check_in_single_file(const ModelFolder& folder, const Family& family, const std::string& component,
+                          const std::string& location);
 /// Throws invalid_config if the folder's model is not the one that model_name, flux_name and model_type name.
 void check_kind(const ModelKeys& keys, const ModelFolder& folder, const Family& family);
 /// Path of the weights that a key such as vae_file names: a file, the component's folder of a model folder, or that

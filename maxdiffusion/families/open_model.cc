@@ -126,13 +126,18 @@ ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const O
   const std::vector<std::string>& controlnets = o.controlnets;
   const AddedModelKeys& added = o.added;
   ModelFolder folder = ModelFolder::open(model, keys);
+  for (size_t i = 0; !controlnets.empty() && folder.has(control_component(i)); ++i)  // those of the folder
+    folder.remove_component(control_component(i));
   for (size_t i = 0; i < controlnets.size(); ++i)
     if (std::filesystem::is_regular_file(controlnets[i]))
       folder.add_component(control_component(i), controlnets[i], control_config(folder, controlnets[i]));
     else
       folder.add_component(control_component(i), controlnets[i]);
   if (!o.adapters.ip_adapter.empty()) add_ip_adapter(folder, o.adapters);
-  if (!o.adapters.t2i_adapter.empty()) folder.add_component("t2i_adapter", o.adapters.t2i_adapter);
+  if (!o.adapters.t2i_adapter.empty()) {
+    folder.remove_component("adapter");
+    folder.add_component("t2i_adapter", o.adapters.t2i_adapter);
+  }
   if (!keys.text_encoder_out_layers.empty()) folder.set_option("text_encoder_out_layers", keys.text_encoder_out_layers);
   take_autoencoders_config(folder, *make_family(folder)->spec().autoencoder, keys.vae_file);
   if (!added.preview_autoencoder.empty()) add_previewer(folder, added.preview_autoencoder);

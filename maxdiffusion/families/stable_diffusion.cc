@@ -17,6 +17,7 @@
 #include "maxdiffusion/models/ip_adapter.h"
 #include "maxdiffusion/models/t2i_adapter.h"
 #include "maxdiffusion/models/unet2d.h"
+#include "maxdiffusion/nn/layers.h"
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/shape.h"
 
@@ -28,8 +29,8 @@ constexpr int64_t kScored = 5;
 constexpr const char *kUNet = "unet", *kVae = "vae", *kText = "text_encoder", *kText2 = "text_encoder_2",
                      *kPrompt = "prompt_embeds", *kPooled = "text_embeds", *kSizes = "time_ids",
                      *kInpainting = "inpainting", *kIpAdapter = "ip_adapter", *kT2iAdapter = "t2i_adapter",
-                     *kVision = "image_encoder", *kImageTokens = "image_tokens", *kImageScale = "image_scale",
-                     *kFeatureScale = "adapter_scale";
+                     *kOwnAdapter = "adapter", *kGuidance = "guidance", *kVision = "image_encoder",
+                     *kImageTokens = "image_tokens", *kImageScale = "image_scale", *kFeatureScale = "adapter_scale";
 
 /// Files keep transformers' names for OpenAI's text encoders, but not for OpenCLIP's. `second`: there is
 /// text_encoder_2, after text_encoder or alone.
@@ -114,8 +115,10 @@ class IpAdapter final : public ImageAdapter {
 
 class T2iAdapter final : public ImageAdapter {
  public:
-  explicit T2iAdapter(const ModelFolder& folder) : config_(folder.config<T2iAdapterConfig>(kT2iAdapter)) {
-    name = kT2iAdapter, components = {kT2iAdapter}, scale = kFeatureScale;
+  /// `component`: kT2iAdapter, which a key names, or the folder's own, which acts where a request has an image for it.
+  T2iAdapter(const ModelFolder& folder, const char* component)
+      : config_(folder.config<T2iAdapterConfig>(component)), component_(component) {
+    name = kT2iAdapter, components = {component}, scale = kFeatureScale, needs_image = component == kT2iAdapter;
     check(config_.in_channels == 3 || config_.in_channels == 1, Code::invalid_config,
           "t2i_adapter: in_channels is {}; expected 3 or 1", config_.in_channels);
   }
@@ -137,13 +140,14 @@ class T2iAdapter final : public ImageAdapter {
   }
   Fields encode(const Models& models, Tensor prepared) const override {
     Fields out;
-    for (size_t i = 0; const Tensor& feature : t2i_adapter(models(kT2iAdapter), config_, prepared))
+    for (size_t i = 0; const Tensor& feature : t2i_adapter(models(component_), config_, prepared))
       out.image[feature_field(i++)] = cast(feature, DType::f32);
     return out;
   }
 
  private:
   T2iAdapterConfig config_;
+  const char* component_;
 };
 
 /// Paths of the first attention of every transformer block that attends to its own tokens.
@@ -170,6 +174,7 @@ SampleDefaults sample_defaults(const UNetConfig& unet, const Autoencoder& vae, b
                                const nlohmann::json& scheduler) {
   const int64_t side = unet.sample_size * vae.downscale;
   SampleDefaults d{.height = side, .width = side, .num_inference_steps = 50, .guidance_scale = xl ? 5 : 7.5};
+  if (unet.time_cond_proj_dim) d.num_inference_steps = 4, d.guidance_scale = 8.5;  // a latent consistency model
   // SD-Turbo and SDXL-Turbo are known by their sampler.
   if (scheduler.value("_class_name", "") == "EulerAncestralDiscreteScheduler" &&
       scheduler.value("timestep_spacing", "") == "trailing")
@@ -199,6 +204,7 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
       .text_encoders = {clip_encoder_spec(folder, refines ? kText2 : kText, refines ? "tokenizer_2" : "tokenizer")},
       .conditioning = {{kPrompt, {DType::f32, {length, unet.cross_attention_dim.front()}}}},
       .zero_empty_prompt = (two || refines) && folder.option("force_zeros_for_empty_prompt", true),
+      .embedded_guidance = unet.time_cond_proj_dim.has_value(),
       .training_patch = int64_t{1} << (unet.block_out_channels.size() - 1),
       .sample_defaults = sample_defaults(unet, *vae, two || refines, scheduler),
       .image_to_image = two || refines ? ImageToImage{.strength = 0.3, .inpaint_strength = 0.9999} : ImageToImage{},
@@ -243,7 +249,8 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
   while (folder.has(control_component(spec.controlnets.size())))
     spec.controlnets.push_back(control_component(spec.controlnets.size()));
   if (folder.has(kIpAdapter)) spec.image_adapters.push_back(std::make_shared<const IpAdapter>(folder));
-  if (folder.has(kT2iAdapter)) spec.image_adapters.push_back(std::make_shared<const T2iAdapter>(folder));
+  for (const char* component : {kT2iAdapter, kOwnAdapter})
+    if (folder.has(component)) spec.image_adapters.push_back(std::make_shared<const T2iAdapter>(folder, component));
   return spec;
 }
 
@@ -286,6 +293,8 @@ class StableDiffusion final : public Family {
                   .reuse = options.reuse};
     if (const auto rows = c.find(FamilySpec::kChunkRows); rows != c.end()) in.text_rows = rows->second;
     if (micro()) in.text_embeds = c.at(kPooled), in.time_ids = c.at(kSizes);
+    if (unet_.time_cond_proj_dim)  // as diffusers' get_guidance_scale_embedding
+      in.timestep_cond = nn::timestep_embedding((c.at(kGuidance) - 1.0) * 1000.0, *unet_.time_cond_proj_dim, false, 1);
     in = with_adapters(models, with_controls(models, in, c), c);
     if (const std::string& field = spec().inpainting; !field.empty()) {
       check(c.contains(field), Code::invalid_config,
@@ -299,7 +308,9 @@ class StableDiffusion final : public Family {
   }
 
   Conditioning extra_conditioning(Graph& g, int64_t batch, const SampleSettings& settings) const override {
-    if (!micro()) return {};
+    Conditioning extra;
+    if (unet_.time_cond_proj_dim) extra[kGuidance] = broadcast_to(settings.embedded_guidance, {batch});
+    if (!micro()) return extra;
     const SizeHints& sizes = settings.sizes;
     const int64_t columns = spec().size_conditioning[0].shape.dims[0];
     HostArray all(Shape{DType::f32, {batch, columns}});
@@ -313,8 +324,9 @@ class StableDiffusion final : public Family {
       else
         for (int64_t value : sizes.target) *v++ = static_cast<float>(value);
     }
-    if (columns != kScored) return {{kSizes, broadcast_to(constant(g, rows(all, 0, 1)), {batch, columns})}};
-    return {{kSizes, constant(g, all)}};
+    extra[kSizes] =
+        columns == kScored ? constant(g, all) : broadcast_to(constant(g, rows(all, 0, 1)), {batch, columns});
+    return extra;
   }
 
  private:

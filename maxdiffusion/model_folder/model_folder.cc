@@ -26,11 +26,28 @@ constexpr std::string_view kImageProcessors[] = {"CLIPImageProcessor", "CLIPImag
 /// Unsupported model classes, and their descriptions for messages.
 constexpr std::pair<std::string_view, std::string_view> kMissing[] = {
     {"Mistral3ForConditionalGeneration",
-     "the text encoder of FLUX.2-dev, Mistral, is not supported; FLUX.2-klein, whose text encoder is Qwen3, is"}};
+     "the text encoder of FLUX.2-dev, Mistral, is not supported; FLUX.2-klein, whose text encoder is Qwen3, is"},
+    {"ControlNetUnionModel", "ControlNets of several kinds of control images (union) are not supported"},
+    {"ControlNetXSAdapter", "ControlNet-XS is not supported"},
+    {"FluxControlNetModel", "ControlNets of FLUX.1 are not supported"},
+    {"FluxMultiControlNetModel", "ControlNets of FLUX.1 are not supported"},
+    {"QwenImageControlNetModel", "ControlNets of Qwen-Image are not supported"},
+    {"QwenImageMultiControlNetModel", "ControlNets of Qwen-Image are not supported"},
+    {"ZImageControlNetModel", "ControlNets of Z-Image are not supported"},
+    {"MultiAdapter", "several T2I-Adapters are not supported; one is"},
+    {"MotionAdapter", "motion modules (AnimateDiff) are not supported"},
+    {"UNetMotionModel", "motion modules (AnimateDiff) are not supported"},
+    {"WanVACETransformer3DModel", "Wan VACE is not supported"},
+    {"WanAnimateTransformer3DModel", "Wan Animate is not supported"},
+    {"DPTForDepthEstimation", "UNets that take a depth map are not supported"},
+    {"StableUnCLIPImageNormalizer", "UNets that take the embeddings of an image (unCLIP) are not supported"}};
 /// Classes of components that sampling and training do not use.
 constexpr std::string_view kUnused[] = {"StableDiffusionSafetyChecker", "FlaxStableDiffusionSafetyChecker"};
 /// Processors: an image processor and a tokenizer in one folder.
 constexpr std::string_view kProcessors[] = {"Qwen2VLProcessor", "Qwen2_5_VLProcessor"};
+
+/// The class of several models in one part of the index, and the class of each.
+constexpr std::pair<const char*, const char*> kControlNets = {"MultiControlNetModel", "ControlNetModel"};
 
 /// Names of the text files that are directly in a folder, sorted.
 std::vector<std::string> text_files(const std::string& folder) {
@@ -126,6 +143,15 @@ std::any ModelFolder::parse(const std::string& class_name, const std::string& te
   }
 }
 
+void ModelFolder::read_model(const std::string& part, const std::string& class_name, const std::string& folder,
+                             const Read& read) {
+  const std::string config = part + "/config.json";
+  read(config);
+  const std::string text = files_.at(config) = unquantized(files_.at(config));
+  components_[part] = {class_name, parse(class_name, text, place_of(config)), folder + "/" + part,
+                       folder + "/" + config, text};
+}
+
 void ModelFolder::read_index(const std::string& folder, const Read& read) {
   const std::string where = folder + "/model_index.json";
   index_ = std::make_shared<const json>(json_of(where, files_["model_index.json"] = read("model_index.json")));
@@ -151,18 +177,23 @@ void ModelFolder::read_index(const std::string& folder, const Read& read) {
       check(scheduler.is_object(), Code::invalid_config, "{}: expected a JSON object, found {}", config,
             scheduler.type_name());
       check_class(class_name, scheduler.value("_class_name", json()), config);
+    } else if (class_name == kControlNets.first) {
+      // The first is in the folder of the part, others in folders that end in their numbers.
+      read_model(part, kControlNets.second, folder, read);
+      for (int i = 1;; ++i) {
+        const std::string next = fmt::format("{}_{}", part, i), config = next + "/config.json";
+        if (!exists(folder + "/" + config) && !files_.contains(config)) break;
+        read_model(next, kControlNets.second, folder, read);
+      }
     } else if (find_model_class(class_name)) {
-      read(part + "/config.json");
-      const std::string config = part + "/config.json", text = files_.at(config) = unquantized(files_.at(config));
-      components_[part] = {class_name, parse(class_name, text, place_of(config)), folder + "/" + part,
-                           folder + "/" + config, text};
+      read_model(part, class_name, folder, read);
+    } else if (std::ranges::count(kProcessors, class_name) > 0) {  // before tokenizers: it may hold one's files
+      for (const std::string& file : text_files(folder + "/" + part)) read(part + "/" + file);
     } else if (const std::string name = tokenizer_class(folder + "/" + part, class_name); is_tokenizer_class(name)) {
       tokenizer_classes_[part] = name;
     } else if (std::ranges::count(kImageProcessors, class_name) > 0) {
       // Under other names ("feature_extractor") it prepares images for safety checkers.
       if (part == "image_processor") read(part + "/preprocessor_config.json");
-    } else if (std::ranges::count(kProcessors, class_name) > 0) {
-      for (const std::string& file : text_files(folder + "/" + part)) read(part + "/" + file);
     } else if (std::ranges::count(kUnused, class_name) == 0) {
       for (const auto& [missing, why] : kMissing)
         check(class_name != missing, Code::invalid_config, "{}: {} is a {}: {}", where, part, class_name, why);
@@ -238,11 +269,13 @@ void ModelFolder::open_single_file(const FolderKeys& keys) {
     files_ = texts;
     read_index(path_, [&](const std::string& file) { return texts.at(file); });
   }
-  for (auto& [name, component] : components_) {
-    component.weights = path_;
-    opened_->keep(name, path_, file);
-  }
-  check_single_file(*this, layout, *file);
+  for (auto& [name, component] : components_) component.weights = path_;
+  const std::set<std::string> absent = check_single_file(*this, layout, *file);
+  for (auto& [name, component] : components_)
+    if (absent.contains(name))
+      component.weights.clear();
+    else
+      opened_->keep(name, path_, file);
   open_tokenizers(folder, keys);
 }
 
@@ -340,6 +373,8 @@ void ModelFolder::add_component(const std::string& name, const std::string& weig
     throw e.note("in " + file);
   }
 }
+
+void ModelFolder::remove_component(const std::string& name) { components_.erase(name); }
 
 void ModelFolder::set_config(const std::string& component, const std::string& text, const std::string& from,
                              const std::string& class_name) {

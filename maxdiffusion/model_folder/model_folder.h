@@ -25,7 +25,7 @@ namespace md {
 struct Component {
   std::string class_name;  // "UNet2DConditionModel"
   std::any config;         // the class's config struct
-  std::string weights;     // folder or file of its weights
+  std::string weights;     // folder or file of its weights; empty: the single file has none of them
   std::string config_file, config_text;
 };
 /// Names of a component's parameters in files of other programs.
@@ -110,6 +110,8 @@ class ModelFolder {
   void add_component(const std::string& name, const std::string& folder);
   /// Adds a model with weights from a file and the text of a config.json.
   void add_component(const std::string& name, const std::string& file, const std::string& config);
+  /// Does nothing if there is none of this name.
+  void remove_component(const std::string& name);
   /// Replaces a component's config.json. `from`: the file of the text, for messages; empty: the folder itself.
   /// `class_name`: of the config; empty: the component's.
   void set_config(const std::string& component, const std::string& text, const std::string& from = "",
@@ -125,6 +127,7 @@ class ModelFolder {
  private:
   using Read = std::function<std::string(const std::string& file)>;
   void read_index(const std::string& folder, const Read& read);
+  void read_model(const std::string& part, const std::string& class_name, const std::string& folder, const Read& read);
   void open_tokenizers(const std::string& folder, const FolderKeys& keys);
   void choose_variant(const std::string& variant);
   void open_single_file(const FolderKeys& keys);

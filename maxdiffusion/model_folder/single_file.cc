@@ -16,11 +16,16 @@
 namespace md {
 
 std::vector<SingleFileLayout> stable_diffusion_layouts();
+std::vector<SingleFileLayout> transformer_layouts();
 
 namespace {
 
 const std::vector<SingleFileLayout>& layouts() {
-  static const std::vector<SingleFileLayout> all = stable_diffusion_layouts();
+  static const std::vector<SingleFileLayout> all = [] {
+    std::vector<SingleFileLayout> both = stable_diffusion_layouts();
+    std::ranges::move(transformer_layouts(), std::back_inserter(both));
+    return both;
+  }();
   return all;
 }
 
@@ -54,8 +59,9 @@ const SingleFileLayout& find_single_file_layout(const std::string& file, const H
       "lora_files");
 }
 
-void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout, const SafetensorsReader& file) {
-  std::set<std::string> used;
+std::set<std::string> check_single_file(const ModelFolder& folder, const SingleFileLayout& layout,
+                                        const SafetensorsReader& file) {
+  std::set<std::string> used, absent;
   std::vector<std::string> unneeded = layout.unneeded;
   LoadOptions options;
   options.matched = &used;
@@ -63,9 +69,14 @@ void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout
     if (component.weights != folder.path()) continue;
     const WeightNameMap names = weight_names(component);
     unneeded.insert(unneeded.end(), names.unneeded.begin(), names.unneeded.end());
+    const size_t before = used.size();
     try {
       match_weights(name, component, file, folder.path(), options);
     } catch (const Error& e) {
+      if (used.size() == before) {
+        absent.insert(name);
+        continue;
+      }
       if (!component.config_file.starts_with(folder.path())) throw;  // names single_file_config's file
       Error first(e.code(), fmt::format("'{}' is recognized as {}, but its {} does not have the published sizes",
                                         folder.path(), layout.name, name));
@@ -92,6 +103,7 @@ void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout
         "supported",
         folder.path(), layout.name, unknown.size(), in_groups(unknown));
   log_info("{}: {}{}", folder.path(), layout.name, left.empty() ? "" : "; not read: " + in_groups(left));
+  return absent;
 }
 
 std::string control_config(const ModelFolder& folder, const std::string& file) {
@@ -118,7 +130,8 @@ std::string control_config(const ModelFolder& folder, const std::string& file) {
     widths.push_back(next->dims()[0]);
   }
   nlohmann::json config = parse_json(folder.files().at("unet/config.json"));
-  for (const char* of_the_way_up : {"up_block_types", "out_channels", "sample_size"}) config.erase(of_the_way_up);
+  for (const char* of_the_unet : {"up_block_types", "out_channels", "sample_size", "time_cond_proj_dim"})
+    config.erase(of_the_unet);
   config["_class_name"] = "ControlNetModel";
   config["conditioning_channels"] = first->dims()[1];
   config["conditioning_embedding_out_channels"] = widths;

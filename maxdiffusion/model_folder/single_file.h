@@ -1,10 +1,11 @@
-// Single files: all models of a pipeline in one safetensors file, under the original program's names. The pipeline
-// follows from the file's tensors; sizes, scheduler and tokenizers are those of the published model, or of a folder
-// that the key single_file_config names.
+// Single files: all models of a pipeline in one safetensors file, under the original program's names, or all but some
+// that keys replace. The pipeline follows from the file's tensors; sizes, scheduler and tokenizers are the published
+// model's, or come from a folder that the key single_file_config names.
 #pragma once
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -27,8 +28,10 @@ struct SingleFileLayout {
 /// and the keys for files of a single model.
 const SingleFileLayout& find_single_file_layout(const std::string& file, const HostArrays& tensors);
 /// Compares every tensor of the folder's single file with every parameter of the folder's models, from headers alone,
-/// and logs the tensors that are not read. Throws io for tensors that are missing, of another shape or of no model.
-void check_single_file(const ModelFolder& folder, const SingleFileLayout& layout, const SafetensorsReader& file);
+/// and logs the tensors that are not read. Returns the components of which the file has no tensor. Throws io for
+/// tensors that are missing, of another shape or of no model.
+std::set<std::string> check_single_file(const ModelFolder& folder, const SingleFileLayout& layout,
+                                        const SafetensorsReader& file);
 
 /// The text of a config.json for a ControlNet's file: the .json file next to it, or the config of the folder's denoiser
 /// with the values that follow from the file's tensors.

@@ -278,16 +278,26 @@ std::string llama_name(std::string name) {
 }  // namespace
 
 WeightNameMap causal_decoder_names(const DecoderConfig& c) {
+  const std::string prefixes[] = {of_text_encoder("qwen3_4b"), of_text_encoder("qwen3_8b"),
+                                  of_text_encoder("qwen25_7b")};
+  std::vector<std::string> unneeded = {"lm_head.", "visual.", "model.visual.", "output.", "rope_freqs."};
+  for (const std::string& prefix : prefixes)
+    for (const char* name : {"lm_head.", "visual.", "model.visual."}) unneeded.push_back(prefix + name);
   return {.aliases =
-              [](const std::string& name) {
+              [prefixes = std::to_array(prefixes)](const std::string& name) {
                 std::vector<WeightAlias> names;
-                if (name.starts_with("visual.")) return std::vector<WeightAlias>{{.name = "model." + name}};
+                for (const std::string& prefix : prefixes)
+                  for (const char* before : {"model.", ""}) names.push_back({.prefix = prefix, .name = before + name});
+                if (name.starts_with("visual.")) {
+                  names.insert(names.begin(), {.name = "model." + name});
+                  return names;
+                }
                 for (const char* before : {"model.", "model.language_model.", "language_model."})
                   names.push_back({.name = before + name});
                 names.push_back({.name = llama_name(name)});
                 return names;
               },
-          .unneeded = {"lm_head.", "visual.", "model.visual.", "output.", "rope_freqs."},
+          .unneeded = std::move(unneeded),
           .architecture = c.qk_norm ? "qwen3" : "qwen2vl",
           .gguf_name = llama_name};
 }

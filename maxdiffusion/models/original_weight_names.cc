@@ -180,15 +180,17 @@ WeightNameMap original_vae_names(const VaeConfig& c) {
 WeightNameMap original_clip_text_names(const ClipTextConfig& c) {
   const std::string text_encoder_prefix = "cond_stage_model.transformer.",
                     two_encoders_prefix = "conditioner.embedders.0.transformer.", open = "cond_stage_model.model.",
-                    second = "conditioner.embedders.1.model.", only = "conditioner.embedders.0.model.";  // a refiner's
+                    second = "conditioner.embedders.1.model.", only = "conditioner.embedders.0.model.",  // a refiner's
+      of_transformers = of_text_encoder("clip_l");                                                       // FLUX's
   WeightNameMap names;
   names.aliases = [=, projection = c.with_projection](const std::string& name) {
     std::vector<WeightAlias> all;
     if (!projection) {
-      for (const std::string& prefix : {text_encoder_prefix, two_encoders_prefix})
+      for (const std::string& prefix : {text_encoder_prefix, two_encoders_prefix, of_transformers})
         all.push_back({.prefix = prefix, .name = name});
       if (const std::string optional = "text_model."; name.starts_with(optional))
-        all.push_back({.prefix = text_encoder_prefix, .name = name.substr(optional.size())});
+        for (const std::string& prefix : {text_encoder_prefix, of_transformers})
+          all.push_back({.prefix = prefix, .name = name.substr(optional.size())});
     }
     if (std::optional<WeightAlias> other = open_clip_name(name)) {
       for (const std::string& prefix : projection ? std::vector{second, only} : std::vector{open}) {
@@ -203,6 +205,7 @@ WeightNameMap original_clip_text_names(const ClipTextConfig& c) {
     for (const char* name : {"logit_scale", "text_projection", "attn_mask"}) names.unneeded.push_back(prefix + name);
     names.unneeded.push_back(fmt::format("{}transformer.resblocks.{}.", prefix, c.num_hidden_layers));
   }
+  for (const char* name : {"logit_scale", "text_projection"}) names.unneeded.push_back(of_transformers + name);
   return names;
 }
 

@@ -217,9 +217,13 @@ WeightNameMap llama_t5_names(const T5Config&) {
       {".layer.1.layer_norm.", ".ffn_norm."}};
   return {.aliases =
               [](std::string name) {
+                std::vector<WeightAlias> names;
+                for (const char* encoder : {"t5xxl", "umt5xxl"})
+                  names.push_back({.prefix = of_text_encoder(encoder), .name = name});
                 for (const auto& [ours, theirs] : rows)
                   if (const size_t at = name.find(ours); at != std::string::npos) name.replace(at, ours.size(), theirs);
-                return std::vector<WeightAlias>{{.name = name}};
+                names.insert(names.begin(), {.name = name});
+                return names;
               },
           .unneeded = {"dec.", "output."},
           .architecture = "t5encoder"};

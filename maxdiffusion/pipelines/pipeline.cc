@@ -167,6 +167,7 @@ struct DiffusionPipeline::Impl {
         encoders(o.encoders),
         chunks(o.media_chunks.chunks(*opened->family->spec().autoencoder)),
         keep_loaded(o.keep_loaded),
+        named_controls(!o.controlnets.empty()),
         upscaler_file(std::filesystem::path(o.added.upscaler).stem().string()) {
     check_weights(*opened);
     if (!o.added.refiner.empty()) load_refiner(o);
@@ -193,7 +194,7 @@ struct DiffusionPipeline::Impl {
   HostArrays read(const ParamTable& params, const std::string& component) const {
     // Two programs run parts of an adapter: one encodes its image, the other denoises.
     for (const auto& adapter : models.family->spec().image_adapters)
-      if (adapter->name == component)
+      if (std::ranges::count(adapter->components, component) > 0)
         return component_weights(params, component, opened->weights.read(opened->folder.params(component), component));
     const auto left_out = resting.find(component);
     const LeftOut out = left_out == resting.end() ? LeftOut() : left_out->second;
@@ -339,8 +340,8 @@ struct DiffusionPipeline::Impl {
   void check_adapters(const SampleRequest& r) const {
     const auto& known = models.family->spec().image_adapters;
     for (const auto& a : known)
-      check(r.adapters.contains(a->name), Code::invalid_config, "{}_image is empty; expected an image for {}", a->name,
-            a->name);
+      check(r.adapters.contains(a->name) || !a->needs_image, Code::invalid_config,
+            "{}_image is empty; expected an image for {}", a->name, a->name);
     for (const auto& its : r.adapters) {
       const std::string& name = its.first;
       check(std::ranges::any_of(known, [&](const auto& a) { return a->name == name; }), Code::invalid_config,
@@ -373,12 +374,12 @@ struct DiffusionPipeline::Impl {
     if (opened) {
       check_adapters(r);
       const size_t nets = models.family->spec().controlnets.size(), images = o.controls.size();
-      check(images > 0 || nets == 0, Code::invalid_config,
+      check(images > 0 || nets == 0 || !named_controls, Code::invalid_config,
             "controlnet_image is empty; expected an image for {} of controlnet_model_name_or_path",
             nets == 1 ? "the ControlNet" : "each ControlNet");
       check(images == 0 || nets > 0, Code::invalid_config,
             "controlnet_image is given; expected none, or a ControlNet in controlnet_model_name_or_path");
-      check(images == nets, Code::invalid_config,
+      check(images == nets || images == 0, Code::invalid_config,
             "controlnet_image names {} images for {} ControlNets; expected one for each", images, nets);
       o.text_batch = per_device(std::min<int64_t>(std::ssize(o.prompts), 8));
     }
@@ -450,6 +451,7 @@ struct DiffusionPipeline::Impl {
   /// Adds the fields of adapters' images to the conditioning.
   void encode_adapters(const SampleRequest& r, const SampleOptions& o, PromptConditioning& prompts) {
     for (const auto& adapter : models.family->spec().image_adapters) {
+      if (!r.adapters.contains(adapter->name)) continue;
       const AdapterRequest& its = r.adapters.at(adapter->name);
       std::unique_ptr<AdapterEncoder>& encoder = adapter_encoders[adapter->name];
       if (!encoder)
@@ -621,7 +623,8 @@ struct DiffusionPipeline::Impl {
   MediaChunks chunks;
   bool keep_loaded;
   double too_large = std::numeric_limits<double>::infinity();  // work_of() from which models are loaded one at a time
-  std::string upscaler_file;  // name of the upscaler's file without ending; empty: there is none
+  bool named_controls = true;  // whether the options name ControlNets; the folder's own act where there are images
+  std::string upscaler_file;   // name of the upscaler's file without ending; empty: there is none
   ResidentDenoiser denoiser;
   std::unique_ptr<TextEncoder> text;
   std::unique_ptr<MediaAutoencoder> autoencoder, previewer, upscaler;

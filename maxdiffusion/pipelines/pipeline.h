@@ -25,7 +25,7 @@ namespace md {
 /// Options of load(). Members are the keys of the same names, with their meanings and defaults.
 struct PipelineOptions {
   ModelKeys model;  // revision, variant, files that replace weights, …; the folder's name is load()'s argument
-  std::vector<std::string> controlnets;  // folders or files of ControlNets; empty: none
+  std::vector<std::string> controlnets;  // folders or files of ControlNets; empty: the folder's own, if it has any
   AddedModelKeys added;                  // a tiny autoencoder for previews, an upscaler
   AdapterFiles adapters;                 // of images: IP-Adapter, T2I-Adapter
   LoraKeys lora;                         // LoRA files that are merged into the weights

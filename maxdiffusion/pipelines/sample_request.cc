@@ -28,9 +28,11 @@ void set_guidance(const SampleKeys& k, const Family& family, SampleOptions& o) {
   o.embedded_guidance = k.guidance_scale;
   const double from_one = 1 - family.spec().unguided;  // 1 if the model's guidance scale counts from 0
   o.guidance_scale = by_true_scale ? k.true_cfg_scale : k.guidance_scale + from_one;
-  if (!k.do_classifier_free_guidance || family.spec().unguided_only) o.guidance_scale = 1;
+  if (!k.do_classifier_free_guidance || family.spec().unguided_only || (distilled && !by_true_scale))
+    o.guidance_scale = 1;
   if (distilled && !k.negative_prompt.empty() && !o.guided())
-    log_warning("negative_prompt is ignored: this model was distilled with guidance; try true_cfg_scale above 1");
+    log_warning("negative_prompt is ignored: this model was distilled with guidance{}",
+                by_true_scale ? "; try true_cfg_scale above 1" : "");
   if (!by_true_scale && k.true_cfg_scale != 1)
     log_warning("true_cfg_scale is ignored: this model is guided by guidance_scale");
   if (family.spec().denoisers.size() == 2) {

@@ -160,6 +160,51 @@ TEST_F(ImageToImage, FoldersOfItsPipelinesOpen) {
   }
 }
 
+TEST_F(ImageToImage, FoldersWithControlNetsOrAnAdapterUseThemWhereThereAreImages) {
+  const std::string net = kGoldens + "pipelines/controlnet", adapter = kGoldens + "adapters/sd_t2i";
+  const auto folder_of = [&](const char* name, const char* pipeline, const char* part, const char* class_name) {
+    std::filesystem::copy(sd, t / name, std::filesystem::copy_options::recursive);
+    const std::string file = t / name + "/model_index.json";
+    nlohmann::json index = parse_json(read_file(file));
+    index["_class_name"] = pipeline, index[part] = {"diffusers", class_name};
+    write_file_atomic(file, index.dump());
+    return t / name;
+  };
+  const std::string controlled =
+      folder_of("controlled", "StableDiffusionControlNetImg2ImgPipeline", "controlnet", "MultiControlNetModel");
+  for (const char* part : {"/controlnet", "/controlnet_1"}) std::filesystem::copy(net, controlled + part);
+  const std::string adapted = folder_of("adapted", "StableDiffusionAdapterPipeline", "adapter", "T2IAdapter");
+  std::filesystem::copy(adapter, adapted + "/adapter");
+  const auto made = [&](const std::string& folder, Words words, const char* command = "generate") {
+    words.insert(words.begin(), {command, MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                 "pretrained_model_name_or_path=" + folder, "output_dir=" + (t / "out"),
+                                 "num_inference_steps=2", "prompt=red", "height=16", "width=16", "output_type=latent"});
+    std::filesystem::remove_all(t / "out");
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return o.status == 0 ? SafetensorsReader::open(t / "out/latents.safetensors").tensors().at("latents").to_doubles()
+                         : std::vector<double>();
+  };
+  const std::vector<double> plain = made(sd, {});
+  EXPECT_EQ(made(controlled, {}), plain);
+  EXPECT_EQ(made(adapted, {}), plain);
+
+  const std::string photo = t / "photo.png", other = t / "other.png", control = "generate_controlnet",
+                    images = "controlnet_image=[" + photo + "," + other + "]";
+  const std::vector<double> by_key =
+      made(sd, {"controlnet_model_name_or_path=[" + net + "," + net + "]", images}, control.c_str());
+  EXPECT_NE(by_key, plain);
+  EXPECT_EQ(made(controlled, {images}, control.c_str()), by_key);
+  const Words one = {"controlnet_model_name_or_path=" + net, "controlnet_image=" + photo};
+  EXPECT_EQ(made(controlled, one, control.c_str()), made(sd, one, control.c_str()));
+
+  const std::string image_word = "t2i_adapter_image=" + photo, key = "t2i_adapter=" + adapter;
+  const std::vector<double> with_adapter = made(sd, {image_word, key});
+  EXPECT_NE(with_adapter, plain);
+  EXPECT_EQ(made(adapted, {image_word}), with_adapter);
+  EXPECT_EQ(made(adapted, {image_word, key}), with_adapter);
+}
+
 TEST_F(ImageToImage, OfAMaskIsNewWhereItIsWhiteAlone) {
   const std::string right = mask(16, 16, 8, 16);
   const Words words = {right, "strength=1", "scheduler=euler"};

@@ -31,7 +31,8 @@ const std::string kVideoGoldens = MD_SOURCE_DIR "/tests/golden/wan", kFlowGolden
                   kInversionGoldens = MD_SOURCE_DIR "/tests/golden/inversion",
                   kControlGoldens = MD_SOURCE_DIR "/tests/golden/controls",
                   kAdapterGoldens = MD_SOURCE_DIR "/tests/golden/adapters",
-                  kCachedGoldens = MD_SOURCE_DIR "/tests/golden/cached";
+                  kCachedGoldens = MD_SOURCE_DIR "/tests/golden/cached",
+                  kLcmGoldens = MD_SOURCE_DIR "/tests/golden/lcm";
 
 /// The goldens in a folder.
 const SafetensorsReader& golden(const std::string& root) {
@@ -59,9 +60,10 @@ void PrintTo(const Case& c, std::ostream* os) { *os << c.name; }
 
 std::vector<Case> cases() {
   std::vector<Case> all;
-  for (const std::string& root : {kGoldens, kVideoGoldens, kFlowGoldens, kFlow2Goldens, kZImageGoldens,
-                                  kQwenImageGoldens, kQwenEditGoldens, kPromptGoldens, kImageGoldens, kGuidedGoldens,
-                                  kInversionGoldens, kControlGoldens, kRefinerGoldens, kAdapterGoldens, kCachedGoldens})
+  for (const std::string& root :
+       {kGoldens, kVideoGoldens, kFlowGoldens, kFlow2Goldens, kZImageGoldens, kQwenImageGoldens, kQwenEditGoldens,
+        kPromptGoldens, kImageGoldens, kGuidedGoldens, kInversionGoldens, kControlGoldens, kRefinerGoldens,
+        kAdapterGoldens, kCachedGoldens, kLcmGoldens})
     for (const auto& j : parse_json(read_file(root + "/cases.json")))
       all.push_back({root, j["name"], j["folder"], j.value("same_as", j["name"].get<std::string>()),
                      j.value("control", false), j["words"]});

@@ -287,8 +287,124 @@ TEST_P(Models, OfOneFileAreReadFromTheFileThatWasOpenedOnce) {
     EXPECT_FALSE(weights.read(opened.params(name), name).empty()) << name;
 }
 
+TEST_P(Models, AreReadFromAFileWithoutTheAutoencoderThatVaeFileGives) {
+  HostArrays rest, coder;
+  for (const auto& [name, array] : original_of_folder(GetParam(), folder))
+    (name.starts_with("first_stage_model.") ? coder : rest)[name] = array;
+  ASSERT_FALSE(coder.empty());
+  write_safetensors(file, rest);
+  write_safetensors(t / "vae.safetensors", coder);
+  const std::vector<std::string> model = {"pretrained_model_name_or_path=" + file, "single_file_config=" + folder};
+  std::vector<std::string> whole = model;
+  whole.push_back("vae_file=" + (t / "vae.safetensors"));
+  expect_equal(generate("a", whole), generate("b", {"pretrained_model_name_or_path=" + folder}));
+  for (const char* command : {"generate", "train"}) {
+    std::vector<std::string> words = {command,         MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                      "prompt=red",    "output_dir=" + (t / "c"),
+                                      "run_name=none", "dataset_type=synthetic"};
+    words.insert(words.end(), model.begin(), model.end());
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 2) << o.err;
+    EXPECT_TRUE(contains(o.err, "'" + file + "' holds no autoencoder (vae, of class AutoencoderKL)")) << o.err;
+    EXPECT_TRUE(contains(o.err, "try: vae_file=FILE")) << o.err;
+  }
+  const Outcome o = convert(file, t / "made", {"format=diffusers", "single_file_config=" + folder});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "holds no autoencoder (vae, of class AutoencoderKL)")) << o.err;
+}
+
 INSTANTIATE_TEST_SUITE_P(Kinds, Models, testing::Values("sd", "sd2", "sdxl", "refiner"),
                          [](const auto& info) { return std::string(info.param); });
+
+TEST(SingleFile, OfSdxlMayLackTheTextEncoderThatAKeyGives) {
+  const TemporaryFolder t;
+  const std::string folder = t / "folder", file = t / "file.safetensors";
+  write_folder("sdxl", folder);
+  HostArrays rest = original_of_folder("sdxl", folder);
+  std::erase_if(rest, [](const auto& item) { return item.first.starts_with("conditioner.embedders.0."); });
+  write_safetensors(file, rest);
+  const ModelFolder opened = ModelFolder::open(file, {.single_file_config = folder});
+  EXPECT_EQ(opened.components().at("text_encoder").weights, "");
+  EXPECT_EQ(opened.components().at("text_encoder_2").weights, file);
+  const auto family = make_family(opened);
+  const std::string e = error_of([&] { ModelWeights::for_sampling(opened, *family, {}, 0); });
+  EXPECT_TRUE(contains(e, "holds no text encoder (text_encoder, of class CLIPTextModel)")) << e;
+  EXPECT_TRUE(contains(e, "try: clip_model_name_or_path=FILE")) << e;
+  ModelKeys keys;
+  keys.clip_model_name_or_path = folder;
+  const ModelWeights weights = ModelWeights::for_sampling(opened, *family, keys, 0);
+  EXPECT_EQ(weights.location("text_encoder"), folder + "/text_encoder");
+}
+
+// --- Transformers ----------------------------------------------------------------------------------------------------
+
+struct Checkpoint {
+  const char* folder;  // below tests/golden
+  const char* layout;
+  std::map<std::string, std::string> encoders;  // component → its name in ComfyUI's checkpoints
+};
+void PrintTo(const Checkpoint& c, std::ostream* os) { *os << c.folder; }
+
+/// A folder's models in one file, as ComfyUI's checkpoints have them.
+class Checkpoints : public testing::TestWithParam<Checkpoint> {
+ protected:
+  void SetUp() override {
+    fs::copy(kGolden + "/" + GetParam().folder, folder, fs::copy_options::recursive);
+    HostArrays all;
+    for (const auto& [component, prefix] : {std::pair{"transformer", "model.diffusion_model."}, {"vae", "vae."}}) {
+      const std::string part = t / (std::string(component) + ".safetensors");
+      const Outcome o = maxdiffusion({"convert", folder, part, std::string("component=") + component});
+      ASSERT_EQ(o.status, 0) << o.err;
+      for (const auto& [name, array] : SafetensorsReader::open(part).tensors()) all[prefix + name] = array;
+    }
+    for (const auto& [component, name_of] : GetParam().encoders)
+      for (const auto& [name, array] : SafetensorsReader::open(folder + "/" + component).tensors())
+        all["text_encoders." + name_of + ".transformer." + name] = array;
+    write_safetensors(file, all);
+  }
+  HostArray generate(std::vector<std::string> words) {
+    words.insert(words.begin(),
+                 {"generate", MD_SOURCE_DIR "/tests/pipelines/generate.yml", "output_dir=" + (t / "images"),
+                  "prompt=red heart", "height=32", "width=32", "num_frames=1", "num_inference_steps=1",
+                  "output_type=np", "seed=3", "max_sequence_length=12"});
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    if (o.status != 0) return {};
+    const HostArrays made = SafetensorsReader::open(t / "images/images.safetensors").tensors();
+    fs::remove_all(t / "images");
+    return made.at("images");
+  }
+  TemporaryFolder t;
+  const std::string folder = t / "folder", file = t / "file.safetensors";
+};
+
+TEST_P(Checkpoints, OfComfySampleAsTheirFolderDoes) {
+  const HostArray expected = generate({"pretrained_model_name_or_path=" + folder});
+  expect_equal(generate({"pretrained_model_name_or_path=" + file, "single_file_config=" + folder}), expected);
+  std::string e = error_of([&] { ModelFolder::open(file); });
+  EXPECT_TRUE(contains(e, std::string("recognized as ") + GetParam().layout)) << e;
+  EXPECT_TRUE(contains(e, "try: single_file_config=FOLDER")) << e;
+
+  // Each key takes its own model from the file.
+  std::vector<std::string> words = {"pretrained_model_name_or_path=" + folder, "unet_checkpoint=" + file,
+                                    "vae_file=" + file};
+  std::vector<std::string> replaced = {"transformer", "vae"};
+  for (const auto& [component, name] : GetParam().encoders)
+    if (name == "clip_l" || name == "t5xxl") {
+      words.push_back((name == "clip_l" ? "clip_model_name_or_path=" : "t5xxl_model_name_or_path=") + file);
+      replaced.push_back(component);
+    }
+  for (const std::string& component : replaced)
+    for (const auto& weights : fs::directory_iterator(folder + "/" + component))
+      if (weights.path().extension() == ".safetensors") fs::remove(weights);
+  expect_equal(generate(words), expected);
+}
+
+INSTANTIATE_TEST_SUITE_P(
+    Kinds, Checkpoints,
+    testing::Values(Checkpoint{"flux/dev", "FLUX.1", {{"text_encoder", "clip_l"}, {"text_encoder_2", "t5xxl"}}},
+                    Checkpoint{"zimage/base", "Z-Image", {{"text_encoder", "qwen3_4b"}}}),
+    [](const auto& info) { return std::string(info.param.layout).substr(0, 4) == "FLUX" ? "Flux" : "ZImage"; });
 
 class OneModel : public Models {};
 
