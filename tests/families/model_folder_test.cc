@@ -1,6 +1,7 @@
 // The parts of a model folder that are not models: tokenizers by their class, the image processor.
 #include "maxdiffusion/model_folder/model_folder.h"
 
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -85,6 +86,56 @@ TEST_F(Folder, TokenizersOfNoClassOfOursAreThoseThatTheirOwnConfigNames) {
   EXPECT_NE(refusal().find("the class of tokenizer is 'WordPieces'; expected one of: UNet2DConditionModel"),
             std::string::npos);
   EXPECT_NE(refusal().find("CLIPTokenizer, CLIPTokenizerFast, T5Tokenizer, T5TokenizerFast"), std::string::npos);
+}
+
+TEST_F(Folder, ProcessorsMayHoldATokenizersFiles) {
+  index["processor"] = {"transformers", "Qwen2VLProcessor"};
+  index["tokenizer"] = {"transformers", "T5Tokenizer"};
+  for (const char* part : {"tokenizer", "processor"})
+    std::filesystem::copy(MD_SOURCE_DIR "/tests/golden/data/t5/whole", t / part);
+  write("processor/preprocessor_config.json", R"({"merge_size": 2})");
+  const ModelFolder m = open();
+  EXPECT_EQ(m.files().at("processor/preprocessor_config.json"), R"({"merge_size": 2})");
+  EXPECT_EQ(m.files().at("processor/tokenizer.json"), read_file(t / "processor/tokenizer.json"));
+  EXPECT_EQ(m.tokenizer("tokenizer")->size(), 180);
+}
+
+TEST_F(Folder, OfOtherPipelinesOfDiffusersOpensWhereItsPartsAreKnownElseItSaysWhatItLacks) {
+  const std::string sd = t / "sd", control = MD_SOURCE_DIR "/tests/golden/pipelines/controlnet";
+  std::filesystem::copy(MD_SOURCE_DIR "/tests/golden/pipelines/sd", sd, std::filesystem::copy_options::recursive);
+  const json plain = parse_json(read_file(sd + "/model_index.json"));
+  const auto opened = [&](json whole) {
+    write_file_atomic(sd + "/model_index.json", whole.dump());
+    try {
+      return fmt::format("{}", fmt::join(make_family(ModelFolder::open(sd))->spec().controlnets, ", "));
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+  };
+  json whole = plain;
+  for (const char* name :
+       {"StableDiffusionPAGPipeline", "StableDiffusionPAGInpaintPipeline", "LatentConsistencyModelImg2ImgPipeline"}) {
+    whole["_class_name"] = name;
+    EXPECT_EQ(opened(whole), "") << name;
+  }
+  std::filesystem::copy(control, sd + "/controlnet");
+  whole["controlnet"] = {"diffusers", "ControlNetModel"};
+  for (const char* name : {"StableDiffusionControlNetImg2ImgPipeline", "StableDiffusionControlNetInpaintPipeline",
+                           "StableDiffusionControlNetPAGPipeline"}) {
+    whole["_class_name"] = name;
+    EXPECT_EQ(opened(whole), "controlnet") << name;
+  }
+  std::filesystem::copy(control, sd + "/controlnet_1");
+  whole["controlnet"] = {"diffusers", "MultiControlNetModel"};
+  EXPECT_EQ(opened(whole), "controlnet, controlnet_1");
+  whole["controlnet"] = {"diffusers", "ControlNetUnionModel"};
+  EXPECT_EQ(opened(whole), sd + "/model_index.json: controlnet is a ControlNetUnionModel: ControlNets of several kinds "
+                                "of control images (union) are not supported");
+  whole = plain;
+  whole["_class_name"] = "StableDiffusionInstructPix2PixPipeline";
+  EXPECT_EQ(opened(whole),
+            sd + "/model_index.json: _class_name is 'StableDiffusionInstructPix2PixPipeline': a UNet that "
+                 "takes the image to edit in addition to the latents, which is not supported");
 }
 
 TEST_F(Folder, ImageProcessorsConfigIsAmongTheFiles) {
