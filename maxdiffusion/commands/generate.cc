@@ -356,7 +356,7 @@ void generate_class_images(const TrainingRequest& r) {
   make_folders(k.class_data_dir);
   const int64_t existing = std::filesystem::is_empty(k.class_data_dir)
                                ? 0
-                               : static_cast<int64_t>(list_image_folder(k.class_data_dir, {}).size());
+                               : static_cast<int64_t>(list_image_folder(k.class_data_dir, {.captions = false}).size());
   const int64_t missing = k.num_class_images - existing;
   if (missing <= 0) return;
   log_info("DreamBooth: generating {} images of '{}' into {}", missing, k.class_prompt, k.class_data_dir);

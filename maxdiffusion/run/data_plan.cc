@@ -79,7 +79,9 @@ FolderImages usual_folder(const ImageKeys& k) {
 
 SourcePlan plan_source(const DataKeys& keys, DataMode mode) {
   if (mode == DataMode::dreambooth)
-    return {.config = {.dataset_type = "image_folder", .train_data_dir = keys.dreambooth.instance_data_dir}};
+    return {.config = {.dataset_type = "image_folder",
+                       .train_data_dir = keys.dreambooth.instance_data_dir,
+                       .captions = false}};  // the prompts are
   SourcePlan plan{.config = keys.source};
   DataSourceConfig& s = plan.config;
   s.resolution = keys.images.resolution;

@@ -6,8 +6,8 @@
 #include <set>
 #include <sstream>
 
+#include "maxdiffusion/base/decoded_text.h"
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/naming_key.h"
 #include "maxdiffusion/base/nearest.h"
 
@@ -111,11 +111,10 @@ std::string key_of_option(const std::string& option) {
 std::vector<PromptLine> prompt_lines(const RunConfig& config) {
   const std::string& file = config.prompts.prompt_file;
   std::vector<PromptLine> out;
-  std::istringstream in(naming_key("prompt_file", [&] { return read_file(file); }));
+  std::istringstream in(naming_key("prompt_file", [&] { return read_text_file(file); }));
   int number = 0;
   for (std::string line; std::getline(in, line);) {
     ++number;
-    if (line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);
     const char* blanks = " \t\r\f\v";
     line.erase(line.find_last_not_of(blanks) + 1);
     line.erase(0, line.find_first_not_of(blanks));

@@ -13,6 +13,7 @@
 #include <set>
 #include <thread>
 
+#include "maxdiffusion/base/decoded_text.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/interrupt.h"
@@ -396,7 +397,7 @@ std::string hub_token() {
   if (std::string token = without_space(variable("HF_TOKEN")); !token.empty()) return token;
   std::string file = variable("HF_TOKEN_PATH");
   if (file.empty()) file = hub_home() + "/token";
-  return fs::is_regular_file(file) ? without_space(read_file(file)) : "";
+  return fs::is_regular_file(file) ? without_space(read_text_file(file)) : "";
 }
 
 void set_hub_token(const std::string& token) {

@@ -307,6 +307,12 @@ TEST_F(HubTest, RefusalsSayWhatToDo) {
   ::setenv("HF_TOKEN", " ", 1);
   ::setenv("HF_TOKEN_PATH", "/nowhere/token", 1);
   EXPECT_TRUE(has(refused(401, {}), "it needs a token"));
+  const TemporaryFolder home;  // a token's file is text as an editor saves it
+  ::setenv("HF_TOKEN_PATH", (home / "token").c_str(), 1);
+  write_file_atomic(home / "token", "\xef\xbb\xbfhf_file\n");
+  EXPECT_EQ(hub_token(), "hf_file");
+  write_file_atomic(home / "token", std::string("\xff\xfeh\0f\0_\0w\0", 10));
+  EXPECT_EQ(hub_token(), "hf_w");
   ::unsetenv("HF_TOKEN_PATH");
   on_hub = [](const Server::Request&) { return Answer{200, "<html>", {}}; };
   EXPECT_TRUE(has(refusal(), "is not a list of files"));

@@ -6,13 +6,14 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "maxdiffusion/base/decoded_text.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/shortened.h"
-#include "maxdiffusion/base/utf8.h"
 #include "maxdiffusion/data/records/image_folder.h"
 #include "maxdiffusion/data/records/kinds.h"
+#include "maxdiffusion/data/records/missing_captions.h"
 
 namespace md {
 namespace {
@@ -24,7 +25,7 @@ std::string stem_of(const std::string& name) { return fs::path(name).replace_ext
 /// Captions of kohya's JSON file, by its keys: a path, a name, or a name without extension.
 std::map<std::string, std::string> kohya_captions(const std::string& file) {
   const auto input = open_input(file);
-  const nlohmann::json all = parse_json_or_discard(input->read(0, input->size()).bytes);
+  const nlohmann::json all = parse_json_or_discard(decoded_text(input->read(0, input->size()).bytes, shown(file)));
   check(all.is_object(), Code::io, "{}: expected JSON: {{\"NAME\": {{\"caption\": …}}, …}}", shown(file));
   std::map<std::string, std::string> out;
   for (const auto& [name, row] : all.items()) {
@@ -46,7 +47,7 @@ std::map<std::string, std::string> kohya_captions(const std::string& file) {
 /// The images listed in JSON lines.
 std::vector<ImageItem> items_of_lines(const DataFolder& f) {
   const auto input = open_input(f.metadata);
-  std::istringstream lines{std::string(input->read(0, input->size()).bytes)};
+  std::istringstream lines(decoded_text(input->read(0, input->size()).bytes, shown(f.metadata)));
   const char* column = f.clips ? "video_path" : "image_path";
   std::vector<ImageItem> items;
   int64_t number = 0;
@@ -97,25 +98,31 @@ std::vector<ImageItem> images_of(const DataFolder& f) {
     check(!items.empty(), Code::io, "{}: names no image of '{}'", shown(f.metadata), shown(f.folder));
   }
   if (f.most >= 0 && std::ssize(items) > f.most) items.resize(static_cast<size_t>(f.most));
-  int64_t empty = 0;
+  MissingCaptions count{.where = fmt::format("{}: '{}'", f.where, shown(f.folder.empty() ? f.metadata : f.folder)),
+                        .things = f.clips ? "clips" : "images",
+                        .all = std::ssize(items)};
+  for (const std::string& e : f.caption_extensions) count.expected += (count.expected.empty() ? "" : " or ") + e;
+  if (!f.metadata.empty()) count.expected = shown(f.metadata);
+  std::string instead;
   for (ImageItem& item : items) {
-    if (f.only_caption) {
+    if (f.only_caption)
       item.caption = *f.only_caption;
-    } else if (f.names_are_captions) {
-      item.caption = words_of_name(item.name);
-    } else if (!item.captioned) {
-      std::string endings;
-      for (const std::string& e : f.caption_extensions) endings += (endings.empty() ? "" : " or ") + e;
+    else if (f.names_are_captions)
+      item.caption = decoded_text(words_of_name(item.name), shown(item.file));
+    else if (item.caption.empty() && (!item.captioned || f.missing_caption)) {
       check(f.missing_caption.has_value(), Code::io, "{}: no caption; expected a {} file next to it", shown(item.file),
-            endings);
-      item.caption = *f.missing_caption;
+            count.expected);
+      item.caption = instead = *f.missing_caption;
+      ++count.missing;
+    } else {
+      count.missing += item.caption.empty();
     }
-    item.caption = valid_utf8(item.caption);
-    empty += item.caption.empty();
   }
-  if (empty > 0 && f.captions.prefix.empty() && f.captions.suffix.empty() && f.captions.trigger.empty())
-    log_warning("{}: '{}': {} of {} {} no caption: they train with an empty one", f.where,
-                shown(f.folder.empty() ? f.metadata : f.folder), empty, items.size(), f.clips ? "clips" : "images");
+  if (!instead.empty()) count.instead = fmt::format("'{}'", instead);
+  const CaptionRules& added = f.captions;
+  if (instead.empty() && !(added.prefix + added.suffix + added.trigger).empty())
+    count.instead = "what the dataset adds to captions";
+  warn_of_missing(count);
   return items;
 }
 

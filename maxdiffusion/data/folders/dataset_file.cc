@@ -6,8 +6,8 @@
 #include <limits>
 #include <set>
 
+#include "maxdiffusion/base/decoded_text.h"
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/data/folders/dataset_text.h"
 
@@ -469,7 +469,7 @@ DatasetFile read_dataset_file(const std::string& where, const std::string& class
   check(class_folder.empty(), Code::invalid_config,
         "reg_data_dir is '{}'; expected empty with a dataset file, which says is_reg of its folders", class_folder);
   check(fs::exists(where, ec), Code::io, "dataset_config: '{}' does not exist", where);
-  const DatasetValue all = parse_dataset_text(read_file(where), where);
+  const DatasetValue all = parse_dataset_text(read_text_file(where), where);
   const DatasetValue* datasets = all.find("datasets");
   const bool listed = datasets && datasets->kind == ValueKind::list && !datasets->items.empty();
   const auto holds = [&](const char* key) { return listed && datasets->items[0].find(key); };

@@ -182,6 +182,21 @@ TEST_F(DatasetFiles, CaptionsComeFromFilesElseFromTheClass) {
       DataFolders("it", read("k.toml", text + "class_tokens='x'\nenable_wildcard=true\n").folders).captions_vary());
 }
 
+TEST_F(DatasetFiles, CountWhatTheyGiveImagesWithoutCaption) {
+  images("train/2_cat", 3, "");
+  write_png(t_ / "train/2_cat/0.bmp.png", smooth(8, 8));
+  write("train/2_cat/1.txt", "mine");
+  testing::internal::CaptureStderr();
+  const DatasetFile file = read_dataset_file(t_ / "train", "", {});
+  const DataFolders all(file.name, file.folders);
+  const std::string log = testing::internal::GetCapturedStderr();
+  std::vector<std::string> captions;
+  for (int64_t i = 0; i < all.size(); ++i) captions.push_back(all.caption(i));
+  EXPECT_EQ(captions, (std::vector<std::string>{"cat", "cat", "mine", "cat"}));
+  EXPECT_NE(log.find("3 of 4 images have no caption (.caption or .txt): they train with 'cat'"), std::string::npos)
+      << log;
+}
+
 TEST_F(DatasetFiles, OfKohyaReadItsMetadata) {
   images("a", 3, "");
   write("meta.json", R"({"0.png": {"caption": "a frog\nit", "tags": "green, sea"}, "2": {"tags": "t"}})");

@@ -7,8 +7,8 @@
 #include <sstream>
 #include <string_view>
 
+#include "maxdiffusion/base/decoded_text.h"
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/data/records/kinds.h"
 #include "maxdiffusion/data/records/shuffle.h"
@@ -187,9 +187,8 @@ const std::vector<std::string>& DynamicPrompts::lines(const std::string& name, c
   const std::string& path = files_.path(name, fmt::format("{}: __{}__", choice.key, name));
   auto [at, fresh] = lines_.try_emplace(path);
   if (fresh) {
-    std::istringstream in(read_file(path));
+    std::istringstream in(read_text_file(path));
     for (std::string line; std::getline(in, line);) {
-      if (line.starts_with("\xef\xbb\xbf")) line.erase(0, 3);
       if (line = trimmed(line); !line.empty() && !line.starts_with('#')) at->second.push_back(line);
     }
   }

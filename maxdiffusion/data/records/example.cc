@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <limits>
 
+#include "maxdiffusion/base/decoded_text.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/data/records/example.pb.h"
@@ -112,7 +113,7 @@ Record record_of_example(std::string_view bytes, const DataSourceConfig& config,
     return list->value_size() == 0 ? std::string() : list->value(0);
   };
   r.image = Blob::of(bytes_of(0));
-  r.caption = bytes_of(1);
+  r.caption = decoded_text(bytes_of(1), fmt::format("{} '{}'", name, w.names[1]));
   if (r.image.bytes.empty()) r.fault = name + ": no image";
   for (size_t i = 2; i < w.names.size(); ++i) {
     r.references.push_back(Blob::of(bytes_of(i)));

@@ -8,12 +8,13 @@
 #include <optional>
 #include <set>
 
+#include "maxdiffusion/base/decoded_text.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/base/parse_json.h"
-#include "maxdiffusion/base/utf8.h"
 #include "maxdiffusion/data/records/kinds.h"
+#include "maxdiffusion/data/records/missing_captions.h"
 #include "maxdiffusion/storage/links.h"
 
 namespace md {
@@ -89,13 +90,9 @@ struct Listing {
   }
 };
 
-/// The text without a byte order mark, which some editors write.
 std::string text_of(const FoundFile& f) {
   const auto file = open_input(f);
-  const Blob blob = file->read(0, file->size());
-  std::string_view text = blob.bytes;
-  if (text.starts_with("\xef\xbb\xbf")) text.remove_prefix(3);
-  return std::string(text);
+  return decoded_text(file->read(0, file->size()).bytes, shown(f.location));
 }
 
 /// A normalized path below a folder, without dots; empty if it leads outside.
@@ -214,7 +211,6 @@ void each_csv_row(const std::string& file, const std::string& text, const Row& f
       // a blank line
     } else if (names.empty()) {
       names = cells;
-      if (names[0].starts_with("\xef\xbb\xbf")) names[0].erase(0, 3);
     } else {
       check(cells.size() == names.size(), Code::io, "{}:{}: {} cells; the first line has {}", file, row_number,
             cells.size(), names.size());
@@ -344,19 +340,20 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
   }
   std::vector<ImageItem> items;
   std::vector<std::string> texts;  // caption files of the items; "": none, or not read
-  int64_t bare = 0;
+  std::set<std::string> used;
   for (const std::string& item : found.items) {
     const auto frames = found.frames.find(item);
     std::string text;
     for (const std::string& ending : config.caption_extensions) {
       const std::string name =
           frames != found.frames.end() ? item + ending : fs::path(item).replace_extension(ending).string();
-      if (found.texts.erase(name) > 0 && text.empty()) text = name;
+      if (!found.texts.contains(name)) continue;
+      used.insert(name);  // of each item that has this name before its extension
+      if (text.empty()) text = name;
     }
     const bool has_text_file = !text.empty();
     if (config.max_train_samples >= 0 && static_cast<int64_t>(items.size()) >= config.max_train_samples) continue;
     const auto named = captions.find(item);
-    bare += named == captions.end() && !has_text_file;
     const FoundFile file = found.file(item);
     items.push_back({.file = file.location,
                      .name = item,
@@ -375,25 +372,18 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
       for (const std::string& frame : frames->second) items.back().frames.push_back(found.file(frame));
     texts.push_back(named == captions.end() && has_text_file ? text : "");
   }
+  for (const std::string& name : used) found.texts.erase(name);
   parallel_for(static_cast<int64_t>(items.size()), [&](int64_t i, int) {
     const auto k = static_cast<size_t>(i);
     if (!texts[k].empty()) items[k].caption = trimmed(text_of(found.file(texts[k])));
   });
-  int64_t invalid = 0;
-  std::string first_invalid;
-  for (ImageItem& item : items) {
-    std::string valid = valid_utf8(item.caption);
-    if (valid == item.caption) continue;
-    if (invalid++ == 0) first_invalid = item.file;
-    item.caption = std::move(valid);
-  }
-  if (invalid > 0)
-    log_warning("{} '{}': {} captions are not UTF-8, the first is that of {}; invalid bytes become U+FFFD", what,
-                shown(folder), invalid, shown(first_invalid));
-  if (bare > 0 && !config.quiet) {
-    log_warning("{} '{}': {} of {} {} {} no caption ({} or .txt): they train with an empty one", what, shown(folder),
-                bare, items.size(), things, bare == 1 ? "has" : "have", kMetadata);
-  }
+  const auto bare = std::ranges::count(items, "", &ImageItem::caption);
+  if (!config.quiet && config.captions)
+    warn_of_missing({.where = fmt::format("{} '{}'", what, shown(folder)),
+                     .things = things,
+                     .missing = bare,
+                     .all = std::ssize(items),
+                     .expected = fmt::format("{} or .txt", kMetadata)});
   if (!found.texts.empty() && captions.empty() && !config.quiet && bare < static_cast<int64_t>(items.size())) {
     log_warning("{} '{}': {} .txt files have no {} next to them, the first is {}", what, shown(folder),
                 found.texts.size(), clips ? "clip" : "image", place(*found.texts.begin()));
@@ -433,13 +423,17 @@ class ImageFolder : public RecordSource {
               const DataSourceConfig& config)
       : RecordSource(fmt::format("{} '{}'", found.content->folder, shown(folder)),
                      fingerprint_of(found) + (masks ? fingerprint_of(*masks) : "") + columns_key(config)),
-        items_(items_of(
-            folder, std::move(found),
-            {config.image_column, config.caption_column, config.max_train_samples, config.reference_columns()})) {
+        items_(items_of(folder, std::move(found),
+                        {.image_column = config.image_column,
+                         .caption_column = config.caption_column,
+                         .max_train_samples = config.max_train_samples,
+                         .reference_columns = config.reference_columns(),
+                         .captions = config.captions})) {
     if (masks) masks_ = find_partners(*masks, items_, "conditioning_data_dir", "mask");
   }
   int64_t size() const override { return static_cast<int64_t>(items_.size()); }
   bool masks() const override { return !masks_.empty(); }
+  bool captions_are_counted() const override { return true; }
   Record read(int64_t index) const override {
     const auto i = static_cast<size_t>(index);
     return read_item(items_[i], masks_.empty() ? nullptr : &masks_[i]);

@@ -34,15 +34,17 @@ struct ImageFolderConfig {
   std::vector<std::string> caption_extensions = {
       ".txt"};  // of caption files next to the images; the first existing one is used
   bool recursive = true, clips = false;
-  bool quiet = false;  // no warnings about images without captions, and captions without images
+  bool captions = true;  // false: captions are not used, so none is missing
+  bool quiet = false;    // no warnings about images without captions, and captions without images
 };
 
 /// Lists the folder (local, gs:// or s3://), recursively, sorted by path, without names that start with a dot. Links
 /// out of the folder are not followed; a warning counts them and files of other kinds. Each folder may hold metadata
-/// for the files below it. A byte order mark before captions is dropped; bytes that are not UTF-8 become U+FFFD, with a
-/// warning. Images without caption get "", and one warning counts them. Throws io if the folder is missing (path, what
-/// to try) or has no images, or if metadata names files that are outside of the folder, missing or listed twice, lacks
-/// a column, or has a line that is not JSON or has another number of cells (file:line).
+/// for the files below it. Images whose names differ only in their extension share a caption file, as in kohya's
+/// sd-scripts. Images without caption get "", and one warning counts them. Throws io if the folder is missing (path,
+/// what to try) or has no images, or if metadata names files that are outside of the folder, missing or listed twice,
+/// lacks a column, or has a line that is not JSON or has another number of cells (file:line); and for texts that
+/// decoded_text refuses.
 std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageFolderConfig& config);
 
 /// Reads the item's record. If a file cannot be read, the record's `fault` says so.

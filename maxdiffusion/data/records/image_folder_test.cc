@@ -259,23 +259,49 @@ TEST(ImageFolder, LinksStayInsideAndAreCounted) {
   EXPECT_EQ(list_image_folder(f.path, {})[0].caption, "mine");
 }
 
-TEST(ImageFolder, OtherFilesAndOddCaptionsAreWarnedAbout) {
+TEST(ImageFolder, OtherFilesAreCounted) {
   const Folder f("odd");
-  f.put("a.png", "x").put("b.gif", "x").put("c.avif", "x").put("d.heic", "x").put("e.HEIC", "x").put("notes.md", "x");
-  f.put("a.txt", "\xef\xbb\xbf a cat\r\n").put("b.txt", "gr\xfcn").put("c.txt", "gr\xc3\xbcn");
+  f.put("a.png", "x").put("b.gif", "x").put("d.heic", "x").put("e.HEIC", "x").put("notes.md", "x");
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(list_image_folder(f.path, {}).size(), 2u);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("3 files of other kinds are ignored: 2 .heic, 1 .md"), std::string::npos) << log;
+}
+
+TEST(ImageFolder, CaptionsAreTextInUtf8OrInUtf16WithAMark) {
+  const std::string wide("\xff\xfeg\0r\0\xfc\0n\0", 10);
+  const Folder f("encodings");
+  f.put("a.png", "x").put("b.png", "x").put("c.png", "x");
+  f.put("a.txt", "\xef\xbb\xbf a cat\r\n").put("b.txt", "gr\xc3\xbcn").put("c.txt", wide);
+  const std::vector<ImageItem> items = list_image_folder(f.path, {});
+  ASSERT_EQ(items.size(), 3u);
+  EXPECT_EQ(items[0].caption, "a cat");
+  EXPECT_EQ(items[1].caption, "gr\xc3\xbcn");
+  EXPECT_EQ(items[2].caption, "gr\xc3\xbcn");
+  f.put("b.txt", "one\ngr\xfcn");
+  EXPECT_ERROR(list_image_folder(f.path, {}), f.path + "/b.txt:2: byte FC, which is not UTF-8");
+  f.put("metadata.jsonl",
+        "\xef\xbb\xbf{\"file_name\": \"a.png\", \"text\": \"a\", \"score\": NaN}\r\n{\"file_name\": "
+        "\"b.png\", \"text\": \"b\"}\n{\"file_name\": \"c.png\", \"text\": \"c\"}\n");
+  EXPECT_EQ(list_image_folder(f.path, {})[0].caption, "a");  // Python writes the mark, and NaN
+  f.put("metadata.jsonl",
+        "{\"file_name\": \"a.png\", \"text\": \"a\"}\n{\"file_name\": \"b.png\", \"text\": \"\xfc\"}\n");
+  EXPECT_ERROR(list_image_folder(f.path, {}), "metadata.jsonl:2: byte FC");
+}
+
+TEST(ImageFolder, ImagesThatDifferInTheirExtensionShareACaption) {
+  const Folder f("shared");
+  f.put("1.jpg", "x").put("1.png", "x").put("2.png", "x").put("1.txt", "both");
   testing::internal::CaptureStderr();
   const std::vector<ImageItem> items = list_image_folder(f.path, {});
   const std::string log = testing::internal::GetCapturedStderr();
   ASSERT_EQ(items.size(), 3u);
-  EXPECT_EQ(items[0].caption, "a cat");
-  EXPECT_EQ(items[1].caption, "gr\xef\xbf\xbdn");
-  EXPECT_EQ(items[2].caption, "gr\xc3\xbcn");
-  EXPECT_NE(log.find("3 files of other kinds are ignored: 2 .heic, 1 .md"), std::string::npos) << log;
-  EXPECT_NE(log.find("1 captions are not UTF-8, the first is that of " + f.path + "/b.gif"), std::string::npos) << log;
-  f.put(
-      "metadata.jsonl",
-      "\xef\xbb\xbf{\"file_name\": \"a.png\", \"text\": \"with a mark\", \"score\": NaN}\r\n");  // as Python writes it
-  EXPECT_EQ(list_image_folder(f.path, {})[0].caption, "with a mark");
+  EXPECT_EQ(items[0].caption, "both");
+  EXPECT_EQ(items[1].caption, "both");
+  EXPECT_EQ(items[2].caption, "");
+  EXPECT_NE(log.find("1 of 3 images has no caption (metadata.jsonl or .txt): it trains with an empty caption"),
+            std::string::npos)
+      << log;
 }
 
 // S4-56, S4-57

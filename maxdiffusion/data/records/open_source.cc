@@ -8,6 +8,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/data/records/kinds.h"
+#include "maxdiffusion/data/records/missing_captions.h"
 
 namespace md {
 namespace {
@@ -75,7 +76,9 @@ std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) 
   check(config.conditioning_data_dir.empty() || source->masks(), Code::invalid_config,
         "{}: conditioning_data_dir ('{}') is for image folders; for other kinds of data try alpha_mask=true",
         source->name(), shown(config.conditioning_data_dir));
-  return first_records(std::move(source), config.max_train_samples);
+  const bool counts = config.captions && config.array_columns.empty() && !source->captions_are_counted();
+  source = first_records(std::move(source), config.max_train_samples);
+  return counts ? with_counted_captions(std::move(source)) : source;
 }
 
 bool has_ending(const FoundFile& file, std::string_view endings) {

@@ -47,10 +47,11 @@ struct DataSourceConfig {
   std::map<std::string, Shape> synthetic_arrays;
   uint64_t synthetic_seed = 0;
   bool load_tfrecord_cached = true;
+  bool captions = true;  // false: captions are not used, so none is missing
 
   /// The entries of cond_image_column.
   std::vector<std::string> reference_columns() const;
-  /// The keys of a run; folders, array_columns, resolution, synthetic_frames, synthetic_arrays and
+  /// The keys of a run; captions, folders, array_columns, resolution, synthetic_frames, synthetic_arrays and
   /// synthetic_seed are the caller's.
   template <class V>
   void visit(V&& v) {

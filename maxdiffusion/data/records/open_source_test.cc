@@ -341,6 +341,89 @@ TEST(Source, WebDataset) {
   expect_images({.train_data_dir = kFiles + "/shard-000000.tar," + kFiles + "/shard-000001.tar"});
 }
 
+// A tar file of these members. Format: POSIX ustar.
+std::string tar_of(const std::vector<std::pair<std::string, std::string>>& members) {
+  std::string out;
+  for (const auto& [name, bytes] : members) {
+    std::string header = name;
+    header.resize(512, '\0');
+    header.replace(100, 7, "0000644").replace(124, 11, fmt::format("{:011o}", bytes.size()));
+    header[156] = '0';
+    header.replace(257, 5, "ustar").replace(263, 2, "00").replace(148, 8, 8, ' ');
+    unsigned sum = 0;
+    for (const char c : header) sum += static_cast<unsigned char>(c);
+    header.replace(148, 6, fmt::format("{:06o}", sum)).replace(154, 1, 1, '\0');
+    out += header + bytes + std::string((512 - bytes.size() % 512) % 512, '\0');
+  }
+  return out + std::string(1024, '\0');
+}
+
+/// What is logged while all records are read; `captions` receives theirs.
+std::string log_of(const DataSourceConfig& config, std::vector<std::string>& captions) {
+  testing::internal::CaptureStderr();
+  captions.clear();
+  for (const Record& r : all_of(config)) captions.push_back(r.caption);
+  return testing::internal::GetCapturedStderr();
+}
+
+TEST(MissingCaptions, OfTarsAreCounted) {
+  const std::string a = expected()[0].image, b = expected()[1].image;
+  const std::string apple_double(64, '\7');
+  std::vector<std::string> captions;
+  std::string log = log_of({.train_data_dir = put("bare.tar", tar_of({{"0.png", a}, {"1.png", b}}))}, captions);
+  EXPECT_EQ(captions, (std::vector<std::string>{"", ""}));
+  EXPECT_NE(log.find("bare.tar 0: no caption"), std::string::npos) << log;
+  EXPECT_NE(log.find("2 of 2 records have no caption: they train with an empty caption"), std::string::npos) << log;
+  // Members of a sample that are not next to each other.
+  const std::string parted = put("parted.tar", tar_of({{"0.png", a}, {"1.png", b}, {"0.txt", "x"}, {"1.txt", "y"}}));
+  log = log_of({.train_data_dir = parted}, captions);
+  EXPECT_NE(log.find("2 of 4 records have no caption"), std::string::npos) << log;
+  EXPECT_NE(all_of({.train_data_dir = parted})[2].fault.find("expected the members of a sample next to each other"),
+            std::string::npos);
+  // Of some of the records only.
+  log = log_of({.train_data_dir = put("some.tar", tar_of({{"0.png", a}, {"0.txt", "x"}, {"1.png", b}}))}, captions);
+  EXPECT_EQ(captions, (std::vector<std::string>{"x", ""}));
+  EXPECT_NE(log.find("1 of 2 records has no caption: it trains with an empty caption"), std::string::npos) << log;
+  // macOS' members are not read; captions have no byte order mark.
+  log = log_of({.train_data_dir = put("macos.tar", tar_of({{"./._0.png", apple_double},
+                                                           {"./0.png", a},
+                                                           {"./._0.txt", apple_double},
+                                                           {"./0.txt", "\xef\xbb\xbfone"},
+                                                           {"__MACOSX/._1.png", apple_double},
+                                                           {"./1.png", b},
+                                                           {"./1.txt", std::string("\xff\xfet\0w\0o\0", 8)}}))},
+               captions);
+  EXPECT_EQ(captions, (std::vector<std::string>{"one", "two"}));
+  EXPECT_EQ(log.find("no caption"), std::string::npos) << log;
+  EXPECT_ERROR(all_of({.train_data_dir = put("latin.tar", tar_of({{"0.png", a}, {"0.txt", "one\n\xe9"}}))}),
+               "latin.tar 0.txt:2: byte E9, which is not UTF-8");
+}
+
+TEST(MissingCaptions, OfTfrecordsAndTablesAreCounted) {
+  const auto write = [](const std::string& name, const std::vector<std::string>& texts) {
+    fs::remove_all(scratch() / name);
+    TfrecordShards out(scratch() / name, 10);
+    for (const std::string& text : texts) out.add({{"image", expected()[0].image}, {"text", text}});
+    out.close();
+    return DataSourceConfig{.dataset_type = "tfrecord", .train_data_dir = scratch() / name};
+  };
+  std::vector<std::string> captions;
+  std::string log = log_of(write("bare", {"", "\xef\xbb\xbfone", " ", "two"}), captions);
+  EXPECT_EQ(captions, (std::vector<std::string>{"", "one", " ", "two"}));
+  EXPECT_NE(log.find("2 of 4 records have no caption"), std::string::npos) << log;
+  EXPECT_EQ(log_of(write("all", {"one", "two"}), captions).find("no caption"), std::string::npos);
+  EXPECT_ERROR(all_of(write("latin", {"\xe9"})), "'text':1: byte E9, which is not UTF-8");
+  for (const auto& [file, type] : {std::pair{"/parquet", "hf"}, {"/saved", "hf"}, {"/pictures.tfrecord", "tfrecord"}}) {
+    SCOPED_TRACE(file);
+    log = log_of({.dataset_type = type, .train_data_dir = kFiles + file}, captions);
+    const auto bare = std::ranges::count(captions, "");
+    EXPECT_EQ(log.find("no caption") != log.npos, bare > 0) << log;
+    if (bare > 0) {
+      EXPECT_NE(log.find(fmt::format("{} of {} record", bare, captions.size())), log.npos) << log;
+    }
+  }
+}
+
 TEST(Source, ArrayRecords) {
   for (const char* name : {"plain", "zstd", "brotli", "snappy"}) {
     const std::string file = put(std::string(name) + ".array_record", array_record(name));

@@ -69,6 +69,8 @@ class RecordSource {
   virtual int64_t shards() const { return 0; }
   /// Whether records have masks.
   virtual bool masks() const { return false; }
+  /// Whether records without a caption were counted when the source was opened, or none can lack one.
+  virtual bool captions_are_counted() const { return false; }
   virtual Record read(int64_t index) const;
   /// Locates records by number. They must be read before the source is destroyed.
   virtual std::vector<PendingRecord> find(const std::vector<int64_t>& numbers) const;

@@ -23,6 +23,7 @@ class Synthetic : public RecordSource {
         resolution_(resolution),
         frames_(frames),
         references_(references) {}
+  bool captions_are_counted() const override { return true; }
   int64_t size() const override { return samples_; }
   Record read(int64_t index) const override {
     Record r{.name = fmt::format("synthetic {} {}", frames_ > 0 ? "clip" : "image", index),

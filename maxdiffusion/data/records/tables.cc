@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <mutex>
 
+#include "maxdiffusion/base/decoded_text.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/data/records/arrow_library.h"
@@ -117,7 +118,7 @@ class Tables : public RecordSource, public std::enable_shared_from_this<Tables> 
       return file_of->read(0, file_of->size());
     };
     cell_of(0);  // checks the image's type before the caption's
-    r.caption = cell_of(1).bytes.bytes;
+    r.caption = decoded_text(cell_of(1).bytes.bytes, fmt::format("{} '{}'", r.name, w.names[1]));
     try {
       r.image = image_of(0);
       for (size_t c = 2; c < w.names.size(); ++c) r.references.push_back(image_of(c));

@@ -1,10 +1,13 @@
 // WebDataset: tar files, each a shard. Members whose paths are equal up to the first dot of the file name form one
-// record: an image (.jpg, .jpeg, .png, .webp) and its caption (.txt, or a key of .json). Other members are ignored.
+// record: an image (.jpg, .jpeg, .png, .webp) and its caption (.txt, or a key of .json). Other members, and those
+// whose names start with a dot, are ignored.
 // Tar as POSIX ustar, with pax and GNU long names. Source: POSIX pax, "ustar Interchange Format"; GNU tar manual.
 #include <algorithm>
 #include <charconv>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/decoded_text.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/data/records/kinds.h"
@@ -121,10 +124,18 @@ Split split(const std::string& name) {
   return {name.substr(0, dot), e};
 }
 
+/// Whether a folder or the name starts with a dot, as macOS' "._0001.png", or lies in its "__MACOSX": as in folders,
+/// such files are not read.
+bool is_hidden(const std::string& name) {
+  for (const auto& part : std::filesystem::path(name))
+    if (part == "__MACOSX" || (part.string().starts_with('.') && part != "." && part != "..")) return true;
+  return false;
+}
+
 class Reader : public ShardReader {
  public:
   Reader(std::shared_ptr<const InputFile> file, int64_t offset, const DataSourceConfig& config)
-      : tar_(std::move(file), offset), config_(config), ahead_(tar_.next()), end_(ahead_ ? ahead_->at : offset) {}
+      : tar_(std::move(file), offset), config_(config), ahead_(next_member()), end_(ahead_ ? ahead_->at : offset) {}
 
   std::optional<PendingRecord> next() override {
     if (!ahead_) return std::nullopt;
@@ -132,7 +143,7 @@ class Reader : public ShardReader {
     std::vector<Member> members;
     while (ahead_ && split(ahead_->name).stem == stem) {
       members.push_back(std::move(*ahead_));
-      ahead_ = tar_.next();
+      ahead_ = next_member();
     }
     end_ = ahead_ ? ahead_->at : tar_.position();
     return [members = std::move(members), name = tar_.name() + " " + stem, config = config_] {
@@ -142,6 +153,10 @@ class Reader : public ShardReader {
   int64_t offset() const override { return end_; }
 
  private:
+  std::optional<Member> next_member() {
+    for (;;)
+      if (auto m = tar_.next(); !m || !is_hidden(m->name)) return m;
+  }
   static Record record(const std::vector<Member>& members, const std::string& name, const DataSourceConfig& config) {
     static constexpr const char* kImages[] = {"jpg", "jpeg", "png", "webp"};
     Record r{.name = name};
@@ -153,13 +168,13 @@ class Reader : public ShardReader {
       const bool any_image = std::ranges::find(kImages, e) != std::end(kImages);
       if (config.image_column == "image" ? any_image && !r.image.owner : e == config.image_column) r.image = m.content;
       if (e == (config.caption_column == "text" ? "txt" : config.caption_column)) {
-        r.caption = trimmed(std::string(m.content.bytes));
+        r.caption = trimmed(decoded_text(m.content.bytes, fmt::format("{}.{}", name, e)));
         captioned = true;
       }
     }
     for (const Member& m : members) {
       if (captioned || split(m.name).extension != "json") continue;
-      const auto row = parse_json_or_discard(m.content.bytes);
+      const auto row = parse_json_or_discard(decoded_text(m.content.bytes, name + ".json"));
       check(row.is_object(), Code::io, "{}.json: not a JSON object", name);
       std::vector<std::string> keys;
       for (const auto& [key, value] : row.items()) keys.push_back(key);
@@ -170,7 +185,9 @@ class Reader : public ShardReader {
             config.caption_column);
       r.caption = value.is_string() ? value.get<std::string>() : "";
     }
-    if (!r.image.owner) r.fault = fmt::format("{}: no image; the record has: {}", name, found);
+    if (!r.image.owner)
+      r.fault = fmt::format("{}: no image; the record has: {}; expected the members of a sample next to each other",
+                            name, found);
     for (const std::string& column : config.reference_columns()) {  // "source", of 0001.source.png
       const auto member = std::ranges::find_if(members, [&](const Member& m) {
         const std::string e = split(m.name).extension;
