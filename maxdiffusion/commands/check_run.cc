@@ -70,13 +70,7 @@ void check_records(const DataPlan& plan, bool upscales, const Family& family) {
       log_warning("{}", e.message());
     }
   };
-  for (int64_t i = 0; source->shards() == 0 && i < source->size(); ++i) check_record(source->read(i));
-  for (int64_t shard = 0; shard < source->shards(); ++shard)
-    for (const auto reader = source->open(shard, 0);;) {
-      const std::optional<PendingRecord> next = reader->next();
-      if (!next) break;
-      check_record((*next)());
-    }
+  each_record(*source, check_record);
   log_info("{}: {}, the longest of {}; {} empty", source->name(), counted(std::ssize(captions), "caption"),
            counted(static_cast<int64_t>(longest), "byte"), empty);
   family.tokenize(captions);  // warns of truncated captions
@@ -86,6 +80,27 @@ void check_records(const DataPlan& plan, bool upscales, const Family& family) {
   if (small > 0 && upscales)
     log_warning("{} smaller than resolution={} and enlarged; the first is {}",
                 small == 1 ? "1 image is" : fmt::format("{} images are", small), plan.images.resolution, smallest);
+}
+
+/// Reads all encoded records, as an epoch does.
+void check_encoded_records(const DataPlan& plan) {
+  if (plan.mode != DataMode::encoded_records) return;
+  const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.source));
+  int64_t records = 0;
+  std::map<std::string, Shape> first;
+  each_record(*source, [&](const Record& r) {
+    if (records++ == 0)
+      for (const auto& [name, a] : r.arrays) first[name] = a.shape();
+    for (const auto& [name, a] : r.arrays) {
+      const auto known = first.find(name);
+      check(known != first.end() && a.shape() == known->second, Code::io,
+            "{}: '{}' is {}; expected {}, as in the first record", r.name, name, to_string(a.shape()),
+            known == first.end() ? "none" : to_string(known->second));
+    }
+    check(r.arrays.size() == first.size(), Code::io, "{}: {} arrays; expected {}, as in the first record", r.name,
+          r.arrays.size(), first.size());
+  });
+  log_info("{}: {}", source->name(), counted(records, "encoded record"));
 }
 
 /// Traces the training step, opens all weights by name and shape, and tries the newest checkpoint as train does. The
@@ -125,7 +140,13 @@ void check_run(const TrainingRequest& r) {
   for (const auto& [name, part] : plan_parts(r, models->folder(), models->family(), models->device_counts()))
     planned &= faults.pass(name, [&, &part = part] { part(plan); });
   if (plan.samples) faults.pass("samples", [&] { check_samples_of_run(*models, plan.samples->sampling); });
-  if (plan.eval) faults.pass("evaluation", [&] { check_held_out(plan); });
+  if (plan.eval)
+    faults.pass("evaluation", [&] {
+      check_held_out(plan);
+      if (plan.eval->source.array_columns.empty()) return;
+      const HeldOut held_out = held_out_samples(*models, plan);
+      for (int64_t i = 0; i < held_out.count; ++i) held_out.read(i);
+    });
   faults.pass("outputs", [&] { check_outputs(run, plan.data.cache_dir); });
   std::optional<TrainingData> data;
   if (planned)
@@ -133,6 +154,7 @@ void check_run(const TrainingRequest& r) {
       data = open_training_data(*models, plan, false);
       for (const auto& [name, a] : data->batches->next()) log_info("first batch: {} {}", name, to_string(a.shape()));
       check_records(plan.data, !r.data.images.bucket_no_upscale, *models->family());
+      check_encoded_records(plan.data);
       if (plan.data.reads_images())
         check_images(open_source(prepare_source(plan.data.source)), plan.data.images, r.run.seed, r.check_dir);
     });
@@ -186,15 +208,19 @@ void check_data_alone(const Words& words) {
                      .random_flip = k.random_flip,
                      .mask = k.alpha_mask ? MaskFrom::alpha : MaskFrom::none,
                      .unmasked_weight = k.unmasked_weight};
-  const bool clips =
-      plan.config.folders.empty() ? plan.config.dataset_type == "clip_folder" : plan.config.folders[0].clips;
-  if (clips) images.clip.emplace(ClipConfig{.frames = r.data.sample.num_frames.value_or(17), .fps = r.data.sample.fps});
+  const DataSourceConfig config = prepare_source(plan);
+  if (holds_clips(config))  // of any length, unless a key says how long they are trained
+    images.clip.emplace(ClipConfig{.frames = r.data.sample.num_frames.value_or(1), .fps = r.data.sample.fps});
   if (!plan.config.folders.empty())
     images = plan_folders(images, plan.config.folders, r.data, nullptr);
   else if (k.enable_bucket)
-    images.buckets.emplace(AspectBucketConfig{k.resolution, k.min_bucket_reso, k.max_bucket_reso, k.bucket_reso_steps,
-                                              k.bucket_no_upscale});
-  check_images(open_source(prepare_source(plan)), images, r.run.seed, r.check_dir);
+    images.buckets.emplace(AspectBucketConfig{.resolution = k.resolution,
+                                              .min_bucket_reso = k.min_bucket_reso,
+                                              .max_bucket_reso = k.max_bucket_reso,
+                                              .bucket_reso_steps = k.bucket_reso_steps,
+                                              .bucket_no_upscale = k.bucket_no_upscale,
+                                              .frames = {images.clip ? images.clip->frames : 1}});
+  check_images(open_source(config), images, r.run.seed, r.check_dir);
 }
 
 }  // namespace

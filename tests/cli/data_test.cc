@@ -147,6 +147,33 @@ TEST_F(DataRuns, TfrecordsOfOneTextEncoderTrainAsTheFolderDoes) {
   }
 }
 
+TEST_F(DataRuns, CheckReadsAllEncodedRecordsAsTrainingDoes) {
+  Outcome o = run("prepare_tfrecords", "", {"tfrecords_dir=" + (t / "set"), "no_records_per_shard=2"});
+  ASSERT_EQ(o.status, 0) << o.err;
+  const std::string last = t / "set/file_02-6.tfrec", whole = read_file(last);
+  const auto checked = [&](const std::string& bytes, const std::vector<std::string>& keys) {
+    write_file_atomic(last, bytes);
+    std::vector<std::string> words = {"dataset_type=tfrecord"};
+    words.insert(words.end(), keys.begin(), keys.end());
+    return run("check", "checked", words);
+  };
+  const std::string set = "train_data_dir=" + (t / "set");
+  o = checked(whole, {set});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "5 encoded records")) << o.err;
+  std::string flipped = whole;
+  flipped[whole.size() / 2] ^= 1;
+  for (const auto& [bytes, says] :
+       std::vector<std::pair<std::string, std::string>>{{flipped, "its checksum is wrong: the file is damaged"},
+                                                        {whole.substr(0, whole.size() - 1), "the file is truncated"},
+                                                        {whole + "x", "the file is truncated"},
+                                                        {"\xff" + whole.substr(1), "its first length is damaged"}}) {
+    o = checked(bytes, {set});
+    EXPECT_EQ(o.status, 4) << says << "\n" << o.err;
+    EXPECT_TRUE(contains(o.err, says) && contains(o.err, "file_02-6.tfrec")) << o.err;
+  }
+}
+
 // S2-80, S2-82
 TEST_F(DataRuns, TfrecordsForEvaluationHaveTimesteps) {
   const std::vector<std::string> words = {"tfrecords_dir=" + (t / "set"), "enable_eval_timesteps=true",

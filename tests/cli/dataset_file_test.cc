@@ -9,6 +9,7 @@
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/media/decode_image.h"
 #include "maxdiffusion/media/image.h"
+#include "maxdiffusion/media/write_video.h"
 #include "tests/cli/command.h"
 
 namespace md {
@@ -181,6 +182,23 @@ TEST_F(DatasetFileRuns, CheckedDataSaysWhatIsWrongAndShowsIt) {
   const Outcome folder = maxdiffusion({"check", t / "a"});
   EXPECT_EQ(folder.status, 0) << folder.err;
   EXPECT_TRUE(contains(folder.err, "try: check_dir=FOLDER")) << folder.err;
+}
+
+TEST_F(DatasetFileRuns, CheckedClipsAreReadAsClips) {
+  make_folders(t / "clips");
+  HostArray frames(Shape{DType::u8, {5, 32, 32, 3}});
+  auto v = frames.mutable_view<uint8_t>();
+  for (size_t k = 0; k < v.size(); ++k) v[k] = static_cast<uint8_t>(k / 96 * 3);
+  for (const char* name : {"0", "1"}) {
+    write_mp4(t / fmt::format("clips/{}.mp4", name), frames, {.fps = 16});
+    write_file_atomic(t / fmt::format("clips/{}.txt", name), "a clip");
+  }
+  Outcome o = maxdiffusion({"check", t / "clips", "resolution=32"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "2 images found, 0 damaged")) << o.err;
+  write_file_atomic(t / "clips/1.mp4", "no video");
+  o = maxdiffusion({"check", t / "clips", "resolution=32"});
+  EXPECT_TRUE(contains(o.err, "2 images found, 1 damaged")) << o.err;
 }
 
 }  // namespace

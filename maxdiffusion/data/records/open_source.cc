@@ -55,6 +55,11 @@ std::vector<std::string> data_kinds() {
   return names;
 }
 
+bool holds_clips(const DataSourceConfig& config) {
+  if (!config.folders.empty()) return std::ranges::any_of(config.folders, &DataFolder::clips);
+  return (config.dataset_type.empty() ? kind_of(location(config).first).name : config.dataset_type) == "clip_folder";
+}
+
 std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) {
   if (!config.folders.empty()) return std::make_shared<DataFolders>(config.folders_name, config.folders);
   const Kind* kind = std::ranges::find(kKinds, config.dataset_type, &Kind::name);

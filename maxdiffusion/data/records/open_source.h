@@ -94,5 +94,7 @@ struct DataSourceConfig {
 /// Throws invalid_config for an unknown kind (listing all) or settings that the kind does not have; io for files that
 /// are missing, damaged, or lack a column (listing those found).
 std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config);
+/// Whether records are clips: by `folders`, `dataset_type`, or the files. Throws as open_source.
+bool holds_clips(const DataSourceConfig& config);
 
 }  // namespace md

@@ -198,6 +198,14 @@ void RecordStream::seek(Position p) {
   }
 }
 
+void each_record(const RecordSource& source, const std::function<void(const Record&)>& take) {
+  for (int64_t i = 0; source.shards() == 0 && i < source.size(); ++i) take(source.read(i));
+  for (int64_t shard = 0; shard < source.shards(); ++shard) {
+    const auto reader = source.open(shard, 0);
+    while (const std::optional<PendingRecord> next = reader->next()) take((*next)());
+  }
+}
+
 std::shared_ptr<const RecordSource> first_records(std::shared_ptr<const RecordSource> source, int64_t records) {
   if (records < 0 || (source->size() >= 0 && source->size() <= records)) return source;
   check(records > 0, Code::invalid_config,

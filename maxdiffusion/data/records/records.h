@@ -80,6 +80,9 @@ class RecordSource {
   std::string name_, fingerprint_;
 };
 
+/// Reads every record once, in the order in which they are stored. Throws io at the first that cannot be read.
+void each_record(const RecordSource& source, const std::function<void(const Record&)>& take);
+
 struct StreamConfig {
   uint64_t seed = 0;
   bool shuffle = true;
