@@ -229,9 +229,8 @@ ImageConfig plan_folders(ImageConfig images, const std::vector<DataFolder>& fold
   std::vector<ImageConfig> all;
   bool weighs = false;
   for (const DataFolder& f : folders) {
-    check(!family || f.clips == family->spec().videos(), Code::invalid_config,
-          "{}: {}; expected {}, which this model generates", f.where, f.clips ? "videos" : "images",
-          f.clips ? "images" : "videos");
+    check(!family || !f.clips || family->spec().videos(), Code::invalid_config,
+          "{}: videos; expected images, which this model generates", f.where);
     check_references(f, images.references, keys, family);
     ImageConfig c = images;
     c.resolution = std::max(f.images.size.width, f.images.size.height);
@@ -243,7 +242,9 @@ ImageConfig plan_folders(ImageConfig images, const std::vector<DataFolder>& fold
     c.least_aspect = f.images.least_aspect, c.greatest_aspect = f.images.greatest_aspect;
     c.captions = f.captions;
     std::vector<int64_t> frames = f.images.frames;
-    if (frames.empty() || !f.clips) frames = {images.clip ? images.clip->frames : 1};
+    if (!f.clips) frames = {1};  // an image is a video of one frame
+    if (frames.empty()) frames = {images.clip ? images.clip->frames : 1};
+    if (c.clip) c.clip->start = f.images.start;
     try {
       c.buckets = buckets_of(f.images, frames, family);
     } catch (Error& e) {

@@ -23,6 +23,7 @@ std::string options_key(const ImageConfig& c) {
       fmt::format("resolution {} crop {} flip {} mask {} {} sizes {}", c.resolution, c.center_crop, c.random_flip,
                   static_cast<int>(c.mask), c.mask == MaskFrom::none ? 0 : c.mask_downscale, c.sizes);
   if (c.clip) key += fmt::format(" fps {}", c.clip->fps);
+  if (c.clip && c.clip->start != 0) key += fmt::format(" start {}", c.clip->start);
   if (c.unmasked_weight != 0 || c.loss_weight != 1)
     key += fmt::format(" weights {} {}", c.unmasked_weight, c.loss_weight);
   for (const ImageConfig& folder : c.folders) key += "\n" + options_key(folder);

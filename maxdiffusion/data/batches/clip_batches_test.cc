@@ -4,6 +4,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "maxdiffusion/base/error.h"
@@ -231,6 +232,20 @@ TEST(ClipBatches, LoadTogetherAsTheyComeInBatches) {
   ASSERT_EQ(all.pixels.dims(), (Dims{7, 5, 16, 16, 3}));
   const auto data = image_batches(clips.source(), config, {.stream = {.shuffle = false}, .batch = 7}, numbers);
   expect_same({{"pixels", all.pixels}}, data->next());
+}
+
+TEST(ClipBatches, BeginWhereTheFolderSays) {
+  const Clips clips;
+  const auto source = clips.source();
+  const Record record = source->read(2);
+  for (const auto& [start, first] : {std::pair{0.0, 0}, {0.5, 3}, {1.0, 7}}) {  // 5 of 12 frames
+    const ImageConfig config{.resolution = 32, .clip = ClipConfig{.frames = 5, .start = start}};
+    std::vector<int64_t> expected(5);
+    std::iota(expected.begin(), expected.end(), first);
+    EXPECT_EQ(numbers_of(prepare_image(record, config, {}).arrays.at("pixels"), kFirst + std::stoi(record.caption)),
+              expected)
+        << start;
+  }
 }
 
 TEST(ClipBatches, SettingsThatClipsDoNotHaveAreRefused) {

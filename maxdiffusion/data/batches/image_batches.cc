@@ -49,7 +49,8 @@ ImageConfig on_all_cores(ImageConfig config, const BatchConfig& batches) {
   if (config.clip)
     config.clip->threads = std::max(1, parallel_workers(std::numeric_limits<int64_t>::max(), batches.workers) /
                                            static_cast<int>(std::clamp<int64_t>(rows, 1, 1024)));
-  for (ImageConfig& folder : config.folders) folder.clip = config.clip;
+  for (ImageConfig& folder : config.folders)
+    if (folder.clip) folder.clip->threads = config.clip->threads;
   return config;
 }
 

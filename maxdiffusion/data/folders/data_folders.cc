@@ -22,8 +22,9 @@ namespace fs = std::filesystem;
 
 std::string stem_of(const std::string& name) { return fs::path(name).replace_extension().string(); }
 
-/// Captions of kohya's JSON file, by its keys: a path, a name, or a name without extension.
-std::map<std::string, std::string> kohya_captions(const std::string& file) {
+/// Captions of kohya's JSON file, by its keys: a path, a name, or a name without extension. `separator` joins caption
+/// and tags. Source: kohya's sd-scripts, FineTuningDataset.
+std::map<std::string, std::string> kohya_captions(const std::string& file, const std::string& separator) {
   const auto input = open_input(file);
   const nlohmann::json all = parse_json_or_discard(decoded_text(input->read(0, input->size()).bytes, shown(file)));
   check(all.is_object(), Code::io, "{}: expected JSON: {{\"NAME\": {{\"caption\": …}}, …}}", shown(file));
@@ -38,7 +39,7 @@ std::map<std::string, std::string> kohya_captions(const std::string& file) {
     std::string both;  // the tags apply to each line
     std::istringstream lines(caption);
     for (std::string line; std::getline(lines, line);)
-      both += (both.empty() ? "" : "\n") + line + (tags.empty() ? "" : ", " + tags);
+      both += (both.empty() ? "" : "\n") + line + (tags.empty() ? "" : separator + tags);
     out[name] = caption.empty() ? tags : both;
   }
   return out;
@@ -85,7 +86,7 @@ std::vector<ImageItem> images_of(const DataFolder& f) {
                                                                          .clips = f.clips,
                                                                          .quiet = true});
   if (!f.metadata.empty() && !by_lines) {
-    const std::map<std::string, std::string> captions = kohya_captions(f.metadata);
+    const std::map<std::string, std::string> captions = kohya_captions(f.metadata, f.captions.separator);
     std::erase_if(items, [&](ImageItem& item) {
       for (const std::string& name :
            {item.file, item.name, fs::path(item.name).filename().string(), stem_of(item.file), stem_of(item.name)})

@@ -19,6 +19,7 @@ struct FolderImages {
   bool enable_bucket = false, bucket_no_upscale = false, random_crop = false, random_flip = false;
   int64_t min_bucket_reso = 256, max_bucket_reso = 1024, bucket_reso_steps = 64;
   std::vector<int64_t> frames;  // for clips; empty: the run's
+  double start = 0;             // where a clip's frames begin, from 0 (its first frame) to 1 (as late as they fit)
   bool alpha_mask = false;
   double unmasked_weight = 0;                    // lower bound of mask weights, before loss_weight
   int64_t least_area = 0, least_side = 0;        // pixels; smaller images are skipped

@@ -191,6 +191,33 @@ void read_kohya_folders(const std::string& root, bool regularization, DatasetFil
 
 // ---- musubi-tuner
 
+/// The folder of clips once for each sample that musubi-tuner takes of a clip. Source: its docs/dataset_config.md.
+std::vector<DataFolder> extracted(DatasetReader& r, DataFolder clips) {
+  const std::string how = r.word("frame_extraction", "head", {"head", "uniform", "full"});
+  const std::vector<int64_t> frames = r.wholes("target_frames");
+  const std::set<int64_t> lengths(frames.begin(), frames.end());
+  const int64_t samples = r.whole("frame_sample", 1, 1), most = r.whole("max_frames", 129, 1);
+  if (how != "full") r.ignore({"max_frames"}, "frame_extraction is not full");
+  if (how != "uniform") r.ignore({"frame_sample"}, "frame_extraction is not uniform");
+  r.ignore({"frame_stride"}, "frame_extraction is not slide");
+  if (how == "full") {
+    r.ignore({"target_frames"}, "frame_extraction is full");
+    for (int64_t n = 1; n <= most; n += 4) clips.images.frames.push_back(n);  // as Wan's autoencoder takes them
+    return {std::move(clips)};
+  }
+  if (how == "head" && lengths.empty()) return {std::move(clips)};
+  check(!lengths.empty(), Code::invalid_config, "{}: target_frames is missing; expected it with frame_extraction={}",
+        r.where("frame_extraction"), how);
+  std::vector<DataFolder> out;
+  for (const int64_t n : lengths)
+    for (int64_t i = 0; i < (how == "uniform" ? samples : 1); ++i) {
+      out.push_back(clips);
+      out.back().images.frames = {n};
+      out.back().images.start = i == 0 ? 0 : static_cast<double>(i) / static_cast<double>(samples - 1);
+    }
+  return out;
+}
+
 void read_musubi(const DatasetValue& all, const std::string& file, DatasetFile& out, const FolderImages& usual) {
   static const DatasetValue kNone{.kind = ValueKind::table};
   const DatasetValue* general = all.find("general");
@@ -219,12 +246,9 @@ void read_musubi(const DatasetValue& all, const std::string& file, DatasetFile& 
     f.repeats = r.whole("num_repeats", 1, 1);
     if (const std::string e = r.text("caption_extension"); !e.empty()) f.caption_extensions = {with_dot(e)};
     f.missing_caption = "";
-    f.images.frames = r.wholes("target_frames");
-    check(f.clips || f.images.frames.empty(), Code::invalid_config, "{}: target_frames is given; expected videos",
-          r.where("target_frames"));
-    r.word("frame_extraction", "head", {"head"});
+    check(f.clips || !dataset.find("target_frames"), Code::invalid_config,
+          "{}: target_frames is given; expected videos", r.where("target_frames"));
     r.refuse("source_fps", "the rate is that of the files, and of the key fps");
-    r.ignore({"frame_stride", "frame_sample", "max_frames"}, "frames are those of the clips' starts");
     r.ignore({"cache_directory"}, kCached);
     if (const std::string folder = resolved(r.text("control_directory"), file); !folder.empty()) {
       check(f.metadata.empty(), Code::invalid_config, "{}: control_directory with {}; expected image_directory",
@@ -239,8 +263,14 @@ void read_musubi(const DatasetValue& all, const std::string& file, DatasetFile& 
           "flux_kontext_no_resize_control", "qwen_image_edit_no_resize_control", "qwen_image_edit_control_resolution"})
       r.refuse(key, "it belongs to models that are not supported, or to reference images");
     read_batch_size(r, out);
+    std::vector<DataFolder> folders = {f};
+    if (f.clips)
+      folders = extracted(r, std::move(f));
+    else  // of [general], for the videos
+      for (const char* key : {"target_frames", "frame_extraction", "frame_sample", "frame_stride", "max_frames"})
+        r.value(key);
     r.finish();
-    out.folders.push_back(std::move(f));
+    for (DataFolder& folder : folders) out.folders.push_back(std::move(folder));
   }
   for (const auto& [key, value] : all.members)
     check(key == "general" || key == "datasets", Code::invalid_config,
@@ -493,9 +523,6 @@ DatasetFile read_dataset_file(const std::string& where, const std::string& class
             "(SimpleTuner), or datasets: with folder_path (ai-toolkit)");
   }
   check(!out.folders.empty(), Code::invalid_config, "dataset_config: '{}' has no folder of images", where);
-  for (const DataFolder& f : out.folders)
-    check(f.clips == out.folders[0].clips, Code::invalid_config, "{}: both videos and images; expected one of them",
-          f.where);
   return out;
 }
 

@@ -203,8 +203,13 @@ TEST_F(DatasetFiles, OfKohyaReadItsMetadata) {
   const DataFolders all(
       "it", read("k.toml", "[[datasets]]\n[[datasets.subsets]]\nimage_dir='a'\nmetadata_file='meta.json'\n").folders);
   ASSERT_EQ(all.size(), 2);
-  EXPECT_EQ(all.caption(0), "a frog, green, sea\nit, green, sea");
+  EXPECT_EQ(all.caption(0), "a frog,green, sea\nit,green, sea");  // caption_separator, without a blank
   EXPECT_EQ(all.caption(1), "t");
+  const DataFolders joined("it", read("k.toml",
+                                      "[[datasets]]\n[[datasets.subsets]]\nimage_dir='a'\nmetadata_file='meta.json'\n"
+                                      "caption_separator='; '\n")
+                                     .folders);
+  EXPECT_EQ(joined.caption(0), "a frog; green, sea\nit; green, sea");
 }
 
 TEST_F(DatasetFiles, MayBeKohyasFolders) {
@@ -252,15 +257,47 @@ bucket_no_upscale = true
   EXPECT_TRUE(file.folders[0].images.enable_bucket);
   EXPECT_EQ(file.folders[1].images.size, (ImageSize{256, 256}));
   EXPECT_TRUE(file.folders[1].images.bucket_no_upscale);
-  const DatasetFile videos = read("v.toml", "[[datasets]]\nvideo_directory='a'\ntarget_frames=[1,25]\n");
-  EXPECT_TRUE(videos.folders[0].clips);
-  EXPECT_EQ(videos.folders[0].images.frames, (std::vector<int64_t>{1, 25}));
-  EXPECT_EQ(refusal("v.toml", "[[datasets]]\nvideo_directory='a'\nframe_extraction='chunk'\n"),
-            "v.toml:3: frame_extraction is 'chunk'; expected one of: head");
   EXPECT_EQ(read("v.toml", "[[datasets]]\nimage_directory='a'\ncontrol_directory='b'\n").folders[0].references,
             std::vector<std::string>{"b"});
   EXPECT_EQ(refusal("v.toml", "[[datasets]]\nimage_directory='a'\nmultiple_target=true\n").substr(0, 43),
             "v.toml:3: multiple_target is true; expected");
+}
+
+TEST_F(DatasetFiles, OfMusubiTakeSamplesOfClips) {
+  using Sample = std::pair<std::vector<int64_t>, double>;  // frames, start
+  const auto samples = [&](const std::string& keys) {
+    std::vector<Sample> out;
+    for (const DataFolder& f : read("v.toml", "[[datasets]]\nvideo_directory='a'\n" + keys).folders) {
+      EXPECT_TRUE(f.clips);
+      out.emplace_back(f.images.frames, f.images.start);
+    }
+    return out;
+  };
+  using Samples = std::vector<Sample>;
+  EXPECT_EQ(samples(""), (Samples{{{}, 0}}));
+  EXPECT_EQ(samples("target_frames=[9,1,9]\n"), (Samples{{{1}, 0}, {{9}, 0}}));
+  EXPECT_EQ(samples("target_frames=[1,25]\nframe_extraction='head'\n"), (Samples{{{1}, 0}, {{25}, 0}}));
+  EXPECT_EQ(samples("target_frames=[5]\nframe_extraction='uniform'\n"), (Samples{{{5}, 0}}));
+  EXPECT_EQ(samples("target_frames=[1,5]\nframe_extraction='uniform'\nframe_sample=3\n"),
+            (Samples{{{1}, 0}, {{1}, 0.5}, {{1}, 1}, {{5}, 0}, {{5}, 0.5}, {{5}, 1}}));
+  EXPECT_EQ(samples("frame_extraction='full'\nmax_frames=16\n"), (Samples{{{1, 5, 9, 13}, 0}}));
+  for (const char* how : {"chunk", "slide"})
+    EXPECT_EQ(refusal("v.toml", fmt::format("[[datasets]]\nvideo_directory='a'\nframe_extraction='{}'\n", how)),
+              fmt::format("v.toml:3: frame_extraction is '{}'; expected one of: head, uniform, full", how));
+  EXPECT_EQ(refusal("v.toml", "[[datasets]]\nvideo_directory='a'\nframe_extraction='uniform'\n"),
+            "v.toml:3: target_frames is missing; expected it with frame_extraction=uniform");
+  EXPECT_EQ(refusal("v.toml", "[[datasets]]\nimage_directory='a'\ntarget_frames=[9]\n"),
+            "v.toml:3: target_frames is given; expected videos");
+}
+
+TEST_F(DatasetFiles, OfMusubiMayHoldVideosAndImages) {
+  const DatasetFile file = read("v.toml",
+                                "[general]\ntarget_frames=[1,9]\n[[datasets]]\nvideo_directory='a'\n"
+                                "[[datasets]]\nimage_directory='b'\n");
+  ASSERT_EQ(file.folders.size(), 3u);
+  EXPECT_TRUE(file.folders[0].clips && file.folders[1].clips && !file.folders[2].clips);
+  EXPECT_EQ(file.folders[1].images.frames, std::vector<int64_t>{9});
+  EXPECT_TRUE(file.folders[2].images.frames.empty());
 }
 
 TEST_F(DatasetFiles, OfSimpleTuner) {

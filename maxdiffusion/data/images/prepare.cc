@@ -137,7 +137,10 @@ PreparedImage prepare_clip(const Record& record, const ImageConfig& config, cons
   const int64_t over = stored.frames - size.frames;
   check(over >= 0, Code::io, "{}: it has {} of {} frames at {} per second", record.name, stored.frames, size.frames,
         clip.fps);
-  const auto first = std::min(over, static_cast<int64_t>(placement.time * static_cast<double>(over + 1)));
+  constexpr double kRounding = 1e-9;
+  const auto first = clip.random_start
+                         ? std::min(over, static_cast<int64_t>(placement.time * static_cast<double>(over + 1)))
+                         : static_cast<int64_t>(clip.start * static_cast<double>(over) + kRounding);
   const double start =
       clip.fps > 0 ? static_cast<double>(first) / clip.fps : video->times()[static_cast<size_t>(first)];
   HostArray pixels(Shape{DType::u8, {size.frames, size.height, size.width, 3}});

@@ -23,7 +23,8 @@ enum class MaskFrom { none, alpha, record, whole };
 struct ClipConfig {
   int64_t frames = 17;        // without buckets, which have their own
   double fps = 16;            // see FrameTimes; images of a clip are assumed to have this rate
-  bool random_start = false;  // start at a random time, another one at each use; otherwise at the beginning
+  bool random_start = false;  // start at a random time, another one at each use; otherwise at `start`
+  double start = 0;           // from 0, the clip's first frame, to 1, as late as the frames fit
   int threads = 1;            // threads that decode one clip; image_batches sets it
 };
 
