@@ -6,6 +6,8 @@
 
 namespace md {
 
+bool is_number(double value) { return std::abs(value) <= kLargestNumber; }
+
 bool KeyRange::contains(double v) const {
   return std::isfinite(v) && (least.excluded ? v > least.value : v >= least.value) &&
          (most.excluded ? v < most.value : v <= most.value);

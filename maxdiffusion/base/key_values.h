@@ -9,6 +9,10 @@
 
 namespace md {
 
+/// Numbers of keys are finite and at most this in size: their squares are finite in float32.
+inline constexpr double kLargestNumber = 1e15;
+bool is_number(double value);
+
 /// One end of a range.
 struct RangeEnd {
   constexpr RangeEnd(double v, bool is_excluded = false) : value(v), excluded(is_excluded) {}  // NOLINT: from a number
@@ -22,13 +26,18 @@ constexpr RangeEnd above(double value) { return {value, true}; }
 struct KeyRange {
   static constexpr double kInfinity = std::numeric_limits<double>::infinity();
   RangeEnd least = -kInfinity, most = kInfinity;
+  bool or_switch = false;  // true is read as 1, and false as 0
   bool contains(double value) const;
   std::string text() const;  // "0 or more", "at least 0 and below 1"
 };
-constexpr KeyRange in_range(RangeEnd least, RangeEnd most) { return {least, most}; }
+constexpr KeyRange in_range(RangeEnd least, RangeEnd most) { return {.least = least, .most = most}; }
 constexpr KeyRange at_least(RangeEnd least) { return {.least = least}; }
 constexpr KeyRange at_most(RangeEnd most) { return {.most = most}; }
 constexpr KeyRange finite() { return {}; }
+constexpr KeyRange or_switch(KeyRange range) {
+  range.or_switch = true;
+  return range;
+}
 
 /// The words that a text key accepts.
 struct KeyWords {

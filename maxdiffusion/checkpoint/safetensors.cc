@@ -33,9 +33,10 @@ static_assert(std::endian::native == std::endian::little, "safetensors are littl
 constexpr uint64_t kMaxHeader = 100'000'000;  // the reference implementation's limit, bytes
 constexpr size_t kLengthBytes = 8;
 
+constexpr const char* kDamaged = "try: fetch or write the file again; it is damaged or is not a safetensors file";
+
 [[noreturn]] void refuse(const std::string& file, const std::string& what) {
-  throw Error(Code::io, fmt::format("read '{}': {}", file, what))
-      .note("try: fetch or write the file again; it is damaged or is not a safetensors file");
+  throw Error(Code::io, fmt::format("read '{}': {}", file, what)).note(kDamaged);
 }
 
 /// Throws if a file begins with letters; a safetensors file begins with a header length, which ends in zeros.
@@ -94,11 +95,10 @@ Entry parse_entry(const std::string& file, const std::string& name, const Json& 
   for (const char* key : {"dtype", "shape", "data_offsets"})
     if (!j.contains(key)) refuse(file, fmt::format("tensor '{}': its header entry has no '{}'", name, key));
   const Json &dtype = j["dtype"], &shape = j["shape"], &offsets = j["data_offsets"];
-  auto known = dtype.is_string() ? from_safetensors(dtype.get<std::string>()) : std::nullopt;
-  if (!known) refuse(file, fmt::format("tensor '{}': unknown dtype {}", name, dtype.dump()));
-  e.shape.dtype = *known;
+  if (!dtype.is_string()) refuse(file, fmt::format("tensor '{}': dtype is {}, not a text", name, dtype.dump()));
+  e.shape.dtype = safetensors_dtype(file, name, dtype.get<std::string>(), kDamaged);
   if (!shape.is_array()) refuse(file, fmt::format("tensor '{}': shape is {}, not a list", name, shape.dump()));
-  uint64_t bytes = size_of(*known);
+  uint64_t bytes = size_of(e.shape.dtype);
   for (const Json& d : shape) {
     uint64_t n = whole_number(file, name, d, "a size in shape");
     if (n > INT64_MAX || __builtin_mul_overflow(bytes, n, &bytes) || bytes > INT64_MAX)
@@ -267,6 +267,15 @@ std::string variant_of(const std::string& name) {
   return "";
 }
 
+/// The error of a file that does not exist, and how to get it. A link to nothing is that of an interrupted download:
+/// the Hugging Face cache has links in snapshots/ to its blobs/.
+Error incomplete(Error e, const std::string& file) {
+  std::error_code ec;
+  if (const fs::path to = fs::read_symlink(file, ec); !ec)
+    e.note(fmt::format("'{}' is a link to '{}', which does not exist: its download is incomplete", file, to.string()));
+  return e.note("try: download the model again; files that are whole are kept");
+}
+
 std::vector<std::string> names_in(const std::string& folder) {
   std::vector<std::string> names;
   std::error_code ec;
@@ -300,6 +309,8 @@ std::string find_in_folder(const std::string& folder) {
   Error e(Code::io, fmt::format("read '{}': the folder holds no diffusion_pytorch_model.safetensors, "
                                 "model.safetensors or an index of one",
                                 folder));
+  for (const std::string& name : names)
+    if (ends_with(name, ".safetensors") && !exists(folder + "/" + name)) throw incomplete(e, folder + "/" + name);
   auto first = [&](auto&& is) { return std::find_if(names.begin(), names.end(), is); };
   if (const fs::path checkpoint = fs::path(folder).parent_path(); exists(checkpoint / kIndex))
     throw e.note(
@@ -343,6 +354,8 @@ SafetensorsReader SafetensorsReader::open(const std::string& path) {
   SafetensorsReader r;
   std::error_code ec;
   const std::string file = fs::is_directory(path, ec) ? find_in_folder(path) : path;
+  if (fs::is_symlink(file, ec) && !exists(file))
+    throw incomplete(Error(Code::io, fmt::format("read '{}': there is no such file", file)), file);
   if (is_pickled(file) && exists(file))
     throw Error(Code::io, fmt::format("read '{}': a pickled file; expected safetensors", file))
         .note(conversion_of(file));
@@ -352,7 +365,10 @@ SafetensorsReader SafetensorsReader::open(const std::string& path) {
     const std::string shard_path = fs::path(file).parent_path() / shard;
     auto it = shards.find(shard);
     if (it == shards.end()) {
-      if (!exists(shard_path)) refuse(file, fmt::format("the index names shard '{}', which is missing", shard));
+      if (!exists(shard_path))
+        throw incomplete(
+            Error(Code::io, fmt::format("read '{}': the index names shard '{}', which is missing", file, shard)),
+            shard_path);
       it = shards.emplace(shard, read_one(shard_path, map_file(shard_path))).first;
       r.metadata_.insert(it->second.metadata.begin(), it->second.metadata.end());
     }

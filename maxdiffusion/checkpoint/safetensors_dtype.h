@@ -2,11 +2,18 @@
 // Source: the safetensors format description and its reference implementation's order of types.
 #pragma once
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <array>
 #include <optional>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "maxdiffusion/base/dtype.h"
+#include "maxdiffusion/base/error.h"
 
 namespace md {
 
@@ -38,6 +45,27 @@ inline std::optional<DType> from_safetensors(std::string_view name) {
   for (const auto& d : kSafetensorsDTypes)
     if (d.name == name) return d.dtype;
   return std::nullopt;
+}
+
+/// Types of the format that no DType is.
+inline constexpr std::array<std::string_view, 7> kUnreadSafetensorsDTypes = {
+    "F4", "F6_E2M3", "F6_E3M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "C64"};
+
+/// The type of a tensor of a file. Throws io: a type of the format that is not read is named as such; of a name that
+/// the format lacks, the error's note is `damaged`.
+inline DType safetensors_dtype(const std::string& file, const std::string& tensor, const std::string& name,
+                               const std::string& damaged) {
+  if (const std::optional<DType> known = from_safetensors(name)) return *known;
+  std::vector<std::string_view> names;
+  for (const SafetensorsDType& d : kSafetensorsDTypes) names.push_back(d.name);
+  const bool unread = std::ranges::find(kUnreadSafetensorsDTypes, name) != kUnreadSafetensorsDTypes.end();
+  Error e(Code::io, fmt::format("read '{}': tensor '{}' has the {}element type {}; expected one of {}", file, tensor,
+                                unread ? "" : "unknown ", name, fmt::join(names, ", ")));
+  if (unread)
+    e.note("try: a file of these weights in another type, such as BF16");
+  else if (!damaged.empty())
+    e.note(damaged);
+  throw e;
 }
 
 /// Place in the table; the table holds every DType.

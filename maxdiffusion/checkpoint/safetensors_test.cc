@@ -1,5 +1,6 @@
 #include "maxdiffusion/checkpoint/safetensors.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -128,8 +129,8 @@ TEST(SafetensorsReader, RefusesEveryLyingHeader) {
       {R"({"a":1})", 0, "not an object"},
       {R"({"a":{"dtype":"F32","shape":[2]}})", 8, "no 'data_offsets'"},
       {R"({"a":{"shape":[2],"data_offsets":[0,8]}})", 8, "no 'dtype'"},
-      {R"({"a":{"dtype":"F99","shape":[2],"data_offsets":[0,8]}})", 8, "unknown dtype \"F99\""},
-      {R"({"a":{"dtype":7,"shape":[2],"data_offsets":[0,8]}})", 8, "unknown dtype 7"},
+      {R"({"a":{"dtype":"F99","shape":[2],"data_offsets":[0,8]}})", 8, "tensor 'a' has the unknown element type F99"},
+      {R"({"a":{"dtype":7,"shape":[2],"data_offsets":[0,8]}})", 8, "dtype is 7, not a text"},
       {R"({"a":{"dtype":"F32","shape":"2","data_offsets":[0,8]}})", 8, "not a list"},
       {R"({"a":{"dtype":"F32","shape":[-2],"data_offsets":[0,8]}})", 8, "whole number"},
       {R"({"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", 8, "whole number"},
@@ -153,6 +154,34 @@ TEST(SafetensorsReader, RefusesEveryLyingHeader) {
     std::string path = raw(t, c.header, c.data), e = open_error(path);
     EXPECT_TRUE(has(e, c.message) && has(e, path)) << c.header << "\n" << e;
   }
+}
+
+TEST(SafetensorsReader, TypesThatAreNotReadAreNoDamage) {
+  TemporaryFolder t;
+  for (const char* type : {"F8_E8M0", "F4", "C64"}) {
+    const std::string header = fmt::format(R"({{"a":{{"dtype":"{}","shape":[1],"data_offsets":[0,1]}}}})", type),
+                      e = open_error(raw(t, header.c_str(), 1));
+    EXPECT_TRUE(has(e, fmt::format("tensor 'a' has the element type {}; expected one of BOOL, U8, ", type))) << e;
+    EXPECT_TRUE(has(e, "try: a file of these weights in another type")) << e;
+    EXPECT_FALSE(has(e, "damaged") || has(e, "unknown")) << e;
+  }
+  EXPECT_TRUE(has(open_error(raw(t, R"({"a":{"dtype":"F99","shape":[1],"data_offsets":[0,1]}})", 1)), "it is damaged"));
+}
+
+TEST(SafetensorsReader, ALinkToNothingIsAnIncompleteDownload) {
+  TemporaryFolder t;
+  fs::create_symlink("../../blobs/abc", t / "model.safetensors");
+  for (const std::string& path : {t.path(), t / "model.safetensors"}) {
+    const std::string e = open_error(path);
+    EXPECT_TRUE(has(e,
+                    "model.safetensors' is a link to '../../blobs/abc', which does not exist: its download is "
+                    "incomplete"))
+        << e;
+    EXPECT_TRUE(has(e, "try: download the model again")) << e;
+    EXPECT_FALSE(has(e, "damaged")) << e;
+  }
+  std::ofstream(t / "model.safetensors.index.json") << R"({"weight_map":{"a":"model.safetensors"}})";
+  EXPECT_TRUE(has(open_error(t / "model.safetensors.index.json"), "its download is incomplete"));
 }
 
 TEST(SafetensorsReader, RefusesImpossibleHeaderLengths) {

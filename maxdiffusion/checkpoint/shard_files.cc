@@ -32,10 +32,9 @@ std::vector<int64_t> whole_numbers(const std::string& file, const std::string& a
 IndexedArray parse_array(const std::string& file, const std::string& name, const Json& j) {
   try {
     IndexedArray a;
-    const auto dtype = from_safetensors(j.at("dtype").get<std::string>());
-    if (!dtype) refuse(file, name, fmt::format("unknown dtype {}", j.at("dtype").dump()));
-    a.shape = {*dtype, whole_numbers(file, name, j.at("shape"))};
-    auto bytes = static_cast<int64_t>(size_of(*dtype));
+    a.shape = {safetensors_dtype(file, name, j.at("dtype").get<std::string>(), ""),
+               whole_numbers(file, name, j.at("shape"))};
+    auto bytes = static_cast<int64_t>(size_of(a.shape.dtype));
     for (int64_t d : a.shape.dims)
       if (__builtin_mul_overflow(bytes, d, &bytes))
         refuse(file, name, fmt::format("shape {} does not fit into memory", to_string(a.shape)));

@@ -295,7 +295,8 @@ TEST(CheckpointOfProcesses, WithADamagedIndexIsRefusedByName) {
   };
   expect(good.substr(0, good.size() / 2), "not JSON");
   expect("[]", "not JSON with an object 'arrays'");
-  expect(with("\"F32\"", "\"F31\""), "unknown dtype");
+  expect(with("\"F32\"", "\"F31\""), "unknown element type F31");
+  expect(with("\"F32\"", "\"C64\""), "has the element type C64; expected one of");
   expect(with("\"F32\"", "\"I32\""), "array 'bias': 'bias@0' in");
   expect(with("\"bias@0\"", "\"bias@1\""), "'bias@1' should be in");
   expect(with("training_state/pieces-00001", "../1/pieces-00001"), "is not a file inside the checkpoint");

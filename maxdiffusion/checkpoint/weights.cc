@@ -104,6 +104,7 @@ class Matcher {
       missing_.push_back(name);
       return {};
     }
+    ++matched_;
     const std::string key = found->full_name();
     unused_.erase(key);
     if (options_.matched) options_.matched->insert(key);
@@ -146,6 +147,8 @@ class Matcher {
     for (size_t i = 0; i < std::min<size_t>(missing_.size(), 3); ++i)
       if (auto near = nearest(missing_[i], {unused.begin(), unused.end()}))
         e.note(fmt::format("nearest to '{}' in the file: '{}'", missing_[i], *near));
+    if (matched_ == 0 && !missing_.empty())
+      throw e.note(fmt::format("try: another file: '{}' has none of this component's weights", path));
     throw e.note("try: compare the config.json of the model with the file; they may describe different models");
   }
 
@@ -172,6 +175,7 @@ class Matcher {
   const LoadOptions& options_;
   std::set<std::string> unused_, prefixes_;  // prefixes_: of WeightAlias
   std::vector<std::string> missing_, other_shape_;
+  int64_t matched_ = 0;
 };
 
 /// The matches for one expected weight: one, or one for each layer of a stack.

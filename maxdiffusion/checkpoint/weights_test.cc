@@ -56,6 +56,16 @@ TEST_F(Weights, MissingUnusedAndMisshapenAreReportedTogether) {
   EXPECT_TRUE(has(e, "nearest to 'conv_out.weight' in the file: 'conv_out.wieght'")) << e;
 }
 
+TEST_F(Weights, AFileOfAnotherComponentIsNoMatterOfTheConfig) {
+  file({{"vae.conv.weight", counting({1})}});
+  const std::vector<WantedWeight> expected = {f32("unet.weight", {1}), f32("unet.bias", {1})};
+  const std::string e = error_of(expected);
+  EXPECT_TRUE(has(e, "try: another file: '" + t.path() + "' has none of this component's weights")) << e;
+  EXPECT_FALSE(has(e, "config.json")) << e;
+  file({{"unet.weight", counting({1})}});
+  EXPECT_TRUE(has(error_of(expected), "try: compare the config.json"));
+}
+
 TEST_F(Weights, LongListsAreCounted) {
   file({});
   std::vector<WantedWeight> many;

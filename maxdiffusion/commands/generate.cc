@@ -1,5 +1,6 @@
 #include "maxdiffusion/commands/generate.h"
 
+#include <fmt/ranges.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +12,7 @@
 #include <future>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <set>
 #include <span>
 #include <sstream>
@@ -33,6 +35,8 @@
 #include "maxdiffusion/metrics/progress_bar.h"
 #include "maxdiffusion/run/find_run.h"
 #include "maxdiffusion/run/write_media.h"
+#include "maxdiffusion/schedulers/process.h"
+#include "maxdiffusion/settings/foreign_image.h"
 #include "maxdiffusion/storage/local_cache.h"
 #include "maxdiffusion/storage/location.h"
 #include "maxdiffusion/storage/remote_sync.h"
@@ -196,7 +200,7 @@ void write_samples(Items items, const std::vector<SampleRequest>& requests, cons
       continue;
     }
     work.existing.merge(write_media(
-        work.folder + "/" + family.spec().reference.prefix_of_files(static_cast<uint64_t>(*requests[k].sample_seed)),
+        work.folder + "/" + family.spec().reference.prefix_of_files(requests[k].sample_seed->value()),
         items[k].sampling.output_type, rows(result.media, first, count), items[k].sampling.fps,
         [&](int64_t i) -> PngTexts {
           return {{"parameters", result.parameters[static_cast<size_t>(first + i)]},
@@ -440,17 +444,46 @@ std::string settings_in(const std::string& text, const std::string& image) {
   return out;
 }
 
+/// The settings of an image of another program, for the model that `words` name, as YAML.
+std::string foreign_yaml(const PngTexts& texts, const std::string& image, const Words& words) {
+  const std::optional<ForeignSettings> found = foreign_settings(texts, image);
+  if (!found)
+    throw Error(Code::io,
+                fmt::format("'{}' has no settings; expected an image that maxdiffusion, AUTOMATIC1111's web UI "
+                            "or ComfyUI generated",
+                            image))
+        .note(fmt::format("try: {} inspect image {}, which prints its texts", program_name(), image));
+  ForeignSettings s = *found;
+  const RunSearch search = run_search(config_of_keys(words));
+  const std::string& model = search.model.pretrained_model_name_or_path;
+  if (model.empty())
+    throw Error(Code::invalid_config,
+                fmt::format("'{}' names no model folder; expected pretrained_model_name_or_path=FOLDER too", image));
+  const ModelFolder folder = described_folder(model_on_this_machine(model), search.model);
+  const std::shared_ptr<const Family> family = make_family(folder);
+  const FamilySpec& spec = family->spec();
+  if (!spec.chunk_widths.empty()) s.keys["prompt_syntax"] = s.prompt_syntax;
+  if (!s.automatic_schedule.empty() && !is_flow_matching(sampling_config(folder.scheduler_config(), {})))
+    s.keys["sigma_schedule"] = s.automatic_schedule;
+  if (spec.true_guidance && !spec.embedded_guidance && !s.keys.contains("true_cfg_scale"))
+    if (auto scale = s.keys.extract("guidance_scale")) s.keys["true_cfg_scale"] = scale.mapped();
+  if (!s.unused.empty())
+    log_warning("'{}': settings without a key here are not used: {}", image, fmt::join(s.unused, ", "));
+  std::string yaml;
+  for (const auto& [key, value] : s.keys) yaml += key + ": " + value + "\n";
+  log_info("'{}': settings of another program: {}", image, fmt::join(std::views::keys(s.keys), ", "));
+  return yaml;
+}
+
 /// The words that generate an image again: its settings as a file in `folder`, its model, the image's folder as
 /// output_dir, then the words after the image.
 Words words_of_image(const Words& words, const std::string& folder) {
   const std::string bytes = read_file(words[0]);
   const PngTexts texts = png_texts({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, words[0]);
   const auto found = texts.find(kImageSettings);
-  if (found == texts.end())
-    throw Error(Code::io, fmt::format("'{}' has no settings; expected an image that maxdiffusion generated", words[0]))
-        .note(fmt::format("try: {} inspect image {}, which prints what it says", program_name(), words[0]));
   const std::string file = folder + "/settings.yml";
-  write_file_atomic(file, settings_in(found->second, words[0]));
+  write_file_atomic(file, found == texts.end() ? foreign_yaml(texts, words[0], Words(words.begin() + 1, words.end()))
+                                               : settings_in(found->second, words[0]));
   const auto settings = ConfigSource::load(file, {}).values();
   Words out = {file};
   const char* model = "pretrained_model_name_or_path";

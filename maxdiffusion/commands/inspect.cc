@@ -5,9 +5,11 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/commands/command.h"
+#include "maxdiffusion/commands/generate.h"
 #include "maxdiffusion/graph/emit.h"
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/run/train_plan.h"
+#include "maxdiffusion/settings/foreign_image.h"
 #include "maxdiffusion/train/programs.h"
 
 namespace md {
@@ -113,6 +115,12 @@ void print_image(const Words& words) {
   const PngTexts texts = png_texts({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}, words[1]);
   if (texts.empty()) fmt::print("{} says nothing of how it was made\n", words[1]);
   for (const auto& [keyword, text] : texts) fmt::print("{}:\n{}{}", keyword, text, text.ends_with('\n') ? "" : "\n");
+  if (texts.contains(kImageSettings)) return;
+  const std::optional<ForeignSettings> theirs = foreign_settings(texts, words[1]);
+  if (!theirs) return;
+  fmt::print("as keys:\n");
+  for (const auto& [key, value] : theirs->keys) fmt::print("{}: {}\n", key, value);
+  if (!theirs->unused.empty()) fmt::print("without a key: {}\n", fmt::join(theirs->unused, ", "));
 }
 
 void inspect_stage(const std::string& what, const TrainingRequest& r) {

@@ -32,7 +32,7 @@ Words words_of_model(const std::string& model, const Words& keys) {
   };
   const RunSearch search = run_search(config_of_keys(with_keys()));
   const std::shared_ptr<const Family> family =
-      make_family(ModelFolder::open(model_on_this_machine(model), search.model));
+      make_family(described_folder(model_on_this_machine(model), search.model));
   const FamilySpec& spec = family->spec();
   const SampleDefaults& d = spec.sample_defaults;
   const auto is_set = [&](const char* key) { return search.on_command_line.contains(key); };

@@ -114,7 +114,7 @@ GeneratePlan plan_generate(const GenerateRequest& r, const GenerateOptions& opti
   for (GenerateItem& item : plan.items) {
     item.settings["pretrained_model_name_or_path"] =
         quoted(is_local ? std::filesystem::absolute(plan.model).lexically_normal().string() : plan.model);
-    item.settings["sample_seed"] = std::to_string(item.sampling.request.sample_seed.value_or(0));
+    item.settings["sample_seed"] = item.sampling.request.sample_seed.value_or(0).text();
   }
   check(!plan.folder.empty(), Code::invalid_config, "output_dir is empty; expected a folder: output_dir=FOLDER");
   return plan;

@@ -52,7 +52,7 @@ std::vector<Hook> train_hooks(ModelComponents& m, const TrainPlan& plan) {
   if (plan.eval) {
     const std::vector<DenoiseTask> experts = tasks_per_expert(plan);
     const EvalKeys& keys = plan.eval->keys;
-    const uint64_t seed = keys.eval_seed < 0 ? plan.loop.seed : static_cast<uint64_t>(keys.eval_seed);
+    const uint64_t seed = keys.eval_seed.is_random() ? plan.loop.seed : keys.eval_seed.value();
     auto evaluation = std::make_shared<Evaluation>(m.devices(), pointers(experts), held_out_samples(m, plan), keys,
                                                    plan.loop.step, seed, plan.loop.compile);
     all.push_back({every_steps(keys.eval_every), [evaluation](LoopView& v) {

@@ -9,12 +9,14 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "maxdiffusion/base/json_text.h"
 #include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/base/key_values.h"
+#include "maxdiffusion/base/seed.h"
 
 namespace md {
 
@@ -80,6 +82,23 @@ struct OptionalTexts : Texts {
   explicit OptionalTexts(Texts texts) : Texts(std::move(texts)) {}
 };
 
+/// Throws invalid_config unless is_number(value).
+void check_number(const char* name, double value);
+/// The same for all numbers of a struct, whose values may come from elsewhere than KeyList::assign.
+template <class T>
+void check_numbers(T config) {
+  config.visit([](const char* name, const auto& member, auto&&...) {
+    using Member = std::decay_t<decltype(member)>;
+    if constexpr (std::is_same_v<Member, double>) {
+      check_number(name, member);
+    } else if constexpr (std::is_same_v<Member, std::optional<double>>) {
+      if (member) check_number(name, *member);
+    } else if constexpr (std::is_same_v<Member, std::vector<double>>) {
+      for (const double value : member) check_number(name, value);
+    }
+  });
+}
+
 /// One key as declared by a struct.
 struct ConfigKey {
   std::string name, meaning, type;
@@ -121,6 +140,8 @@ class KeyList {
   void key(const char* name, bool& m, const char* meaning);
   void key(const char* name, int64_t& m, const char* meaning, const std::optional<KeyRange>& range = {});
   void key(const char* name, double& m, const char* meaning, const std::optional<KeyRange>& range = {});
+  void key(const char* name, Seed& m, const char* meaning);
+  void key(const char* name, std::optional<Seed>& m, const char* meaning);
   void key(const char* name, std::string& m, const char* meaning, KeyPath path = KeyPath::none);  // null, None: empty
   void key(const char* name, std::string& m, const char* meaning, const KeyWords& words);
   void key(const char* name, std::string& m, const char* meaning, Secret);  // errors do not print its value

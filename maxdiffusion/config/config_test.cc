@@ -79,8 +79,8 @@ bool contains(const std::string& text, const std::string& part) { return text.fi
 
 class ConfigFiles : public testing::Test {
  protected:
-  ConfigFiles() { make_folders(folder_ / "sub"); }
   std::string write(const std::string& name, const std::string& text) {
+    make_folders(std::filesystem::path(folder_ / name).parent_path());
     std::ofstream(folder_ / name) << text;
     return folder_ / name;
   }
@@ -125,15 +125,16 @@ TEST(Config, EmptyTextKeepsDefaults) {
   EXPECT_EQ(parse("# nothing but a comment\n"), Sample());
 }
 
-TEST(Config, BooleansAreYaml11InAnyCase) {
-  for (std::string t : {"true", "True", "TRUE", "tRuE", "yes", "Yes", "on", "ON"}) {
+TEST(Config, BooleansAreYaml11InAnyCaseOrOneAndZero) {
+  for (std::string t : {"true", "True", "TRUE", "tRuE", "yes", "Yes", "on", "ON", "1", "\"True\""}) {
     EXPECT_TRUE(parse("enable_profiler: " + t).flag) << t;
+    if (t[0] == '"') continue;
     EXPECT_TRUE(parse("", {"enable_profiler=" + t}).flag) << t;
   }
-  for (std::string t : {"false", "FALSE", "no", "No", "off"}) {
+  for (std::string t : {"false", "FALSE", "no", "No", "off", "0"}) {
     EXPECT_FALSE(parse("enable_profiler: true", {"enable_profiler=" + t}).flag) << t;
   }
-  for (std::string t : {"1", "0", "maybe", "t", ""}) {
+  for (std::string t : {"2", "-1", "1.0", "maybe", "t", ""}) {
     EXPECT_NE(refusal("", {"enable_profiler=" + t}), "accepted") << t;
   }
 }
@@ -145,7 +146,6 @@ TEST(Config, FloatsNeedNoPoint) {
   }
   EXPECT_EQ(parse("learning_rate: 1").rate, 1.0);
   EXPECT_EQ(parse("learning_rate: -.5").rate, -0.5);
-  EXPECT_EQ(parse("learning_rate: -.inf").rate, -std::numeric_limits<double>::infinity());
 }
 
 TEST(Config, WholeNumbersMayBeWrittenAsFloats) {
@@ -156,7 +156,8 @@ TEST(Config, WholeNumbersMayBeWrittenAsFloats) {
 }
 
 TEST(Config, InvalidNumbersAreRefused) {
-  for (std::string t : {"1e", "1.5.2", "one", "0x10", "--1", "+-1", "1_", "1 2", "", "1e999999", "nan", ".nan"}) {
+  for (std::string t : {"1e", "1.5.2", "one", "0x10", "--1", "+-1", "1_", "1 2", "", "1e999999", "nan", ".nan", "inf",
+                        "-inf", ".inf", "1e38", "-1.1e15"}) {
     EXPECT_NE(refusal("", {"learning_rate=" + t}), "accepted") << t;
   }
   for (std::string t :
@@ -559,6 +560,26 @@ TEST_F(ConfigFiles, PathsOfInputsAreRelativeToTheFileThatNamesThem) {
   EXPECT_EQ(places(write("sub/d.yml", "model: owner/name")).model, "owner/name");
 }
 
+TEST_F(ConfigFiles, NamesOfInputsAreTakenBeforeListsAndPatterns) {
+  write("sub/[artist] set/a.bin", "");
+  write("sub/a, b/c, d.bin", "");
+  write("sub/a", "");
+  const std::string sub = folder_.path() + "/sub/";
+  const auto data = [&](const std::string& text) { return places(write("sub/c.yml", "data: '" + text + "'")).data; };
+  EXPECT_EQ(data("[artist] set"), sub + "[artist] set");
+  EXPECT_EQ(data("a, b"), sub + "a, b");
+  EXPECT_EQ(data("a, a, b/c, d.bin, x"), sub + "a," + sub + "a, b/c, d.bin," + sub + "x");
+  const Places p = places(write("sub/c.yml", "output: runs, new\nfiles: ['a, b/c, d.bin']\n"));
+  EXPECT_EQ(p.output, "runs, new");
+  EXPECT_EQ(p.files, std::vector<std::string>{sub + "a, b/c, d.bin"});
+  Places absolute{.data = sub + "a, b", .output = "runs, new"};
+  KeyList keys;
+  keys.add(absolute);
+  keys.make_paths_absolute();
+  EXPECT_EQ(absolute.data, sub + "a, b");
+  EXPECT_EQ(absolute.output, std::filesystem::current_path().string() + "/runs, new");
+}
+
 TEST_F(ConfigFiles, InputsInTheWorkingFolderAreUsedAndLogged) {
   std::ofstream("only_here.bin") << "";
   const std::string file = write("a.yml", "\ndata: only_here.bin\n");
@@ -655,7 +676,7 @@ TEST(Config, PrintedTextReadsBack) {
     do {
       uint64_t bits = rng();
       std::memcpy(&d, &bits, sizeof d);
-    } while (std::isnan(d));
+    } while (!is_number(d));
     return number(2) ? d : static_cast<double>(number(100));
   };
   const std::vector<std::string> values = {
@@ -785,9 +806,9 @@ std::string outcome_of(const std::string& word, const std::string& yaml = "") {
 }
 
 TEST(KeyRange, EndsAreValidAndOthersRefusedWithTheRange) {
-  for (const char* word : {"part=0", "part=1", "decay=0", "decay=0.999999", "shift=-1e300", "shift=1e300",
-                           "rate=1e-300", "least=1", "least=-1e300", "count=1", "count=1024", "seed=-1", "seed=null",
-                           "scale=0", "scale=null", "crops=[]", "crops=0,7"})
+  for (const char* word : {"part=0", "part=1", "decay=0", "decay=0.999999", "shift=-1e15", "shift=1e15", "rate=1e-300",
+                           "least=1", "least=-1e15", "count=1", "count=1024", "seed=-1", "seed=null", "scale=0",
+                           "scale=null", "crops=[]", "crops=0,7"})
     EXPECT_EQ(outcome_of(word), "accepted") << word;
   const std::pair<const char*, const char*> refused[] = {
       {"part=-1e-9", "part is `-1e-9`, expected a number, 0 to 1"},
@@ -809,6 +830,80 @@ TEST(KeyRange, EndsAreValidAndOthersRefusedWithTheRange) {
     for (const char* value : {"nan", "inf", "-inf", ".inf"})
       EXPECT_TRUE(contains(outcome_of(fmt::format("{}={}", key, value)), "expected a")) << key << value;
   EXPECT_TRUE(contains(outcome_of("shift=inf"), "expected a finite number\n"));
+  EXPECT_TRUE(contains(outcome_of("shift=1e38"), "shift is `1e38`"));
+  EXPECT_TRUE(contains(outcome_of("", "shift: 1e38"), "numbers are finite and at most 1e+15 in size"));
+}
+
+struct Seeded {
+  Seed seed = 3;
+  std::optional<Seed> other;
+  template <class V>
+  void visit(V&& v) {
+    v("seed", seed, "a seed");
+    v("other", other, "a seed or none");
+  }
+};
+
+TEST(SeedKey, SeedsHaveSixtyFourBits) {
+  Seeded s;
+  KeyList keys;
+  keys.add(s);
+  const auto set = [&](const std::string& yaml, const std::vector<std::string>& words) {
+    keys.assign(ConfigSource::from_text(yaml, words));
+    return keys.values();
+  };
+  EXPECT_EQ(set("seed: 18446744073709551615", {"other=9223372036854775808"}),
+            (std::map<std::string, std::string>{{"seed", "18446744073709551615"}, {"other", "9223372036854775808"}}));
+  EXPECT_EQ(s.seed.value(), ~uint64_t{0});
+  EXPECT_FALSE(s.seed.is_random());
+  EXPECT_NE(s.seed, Seed(-1));
+  EXPECT_EQ(set("seed: -1", {"other=null"}), (std::map<std::string, std::string>{{"seed", "-1"}, {"other", "null"}}));
+  EXPECT_TRUE(s.seed.is_random());
+  set("seed: 1e3", {});
+  EXPECT_EQ(s.seed, Seed(1000));
+  for (const char* text : {"-2", "18446744073709551616", "1.5", "-9223372036854775809", "one", "1e19"})
+    for (const char* key : {"seed", "other"})
+      EXPECT_THROW(set("", {std::string(key) + "=" + text}), Error) << key << text;
+}
+
+struct Switched {
+  double most = 0.5;
+  template <class V>
+  void visit(V&& v) {
+    v("most", most, "a number; true: 1", or_switch(at_least(0)));
+  }
+};
+
+TEST(KeyRange, ANumberMayAlsoBeASwitch) {
+  for (const auto& [text, value] :
+       std::map<std::string, double>{{"true", 1}, {"True", 1}, {"false", 0}, {"1", 1}, {"0.25", 0.25}})
+    for (const bool yaml : {true, false}) {
+      Switched s;
+      KeyList keys;
+      keys.add(s);
+      keys.assign(yaml ? ConfigSource::from_text("most: " + text) : ConfigSource::from_text("", {"most=" + text}));
+      EXPECT_EQ(s.most, value) << text;
+    }
+  EXPECT_TRUE(contains(outcome_of("scale=true"), "scale is `true`"));
+}
+
+TEST(KeyRange, NumbersOfOtherSourcesAreFinite) {
+  Sample s;
+  check_numbers(s);
+  const auto refused = [](const Sample& its) -> std::string {
+    try {
+      check_numbers(its);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "accepted";
+  };
+  s.share = 1e38;
+  EXPECT_EQ(refused(s), "share is 1e+38; expected a finite number of at most 1e+15 in size");
+  s.share.reset(), s.ratios = {1, std::nan("")};
+  EXPECT_EQ(refused(s), "ratios is nan; expected a finite number of at most 1e+15 in size");
+  s.ratios = {}, s.rate = -1e16;
+  EXPECT_EQ(refused(s), "learning_rate is -1e+16; expected a finite number of at most 1e+15 in size");
 }
 
 TEST(KeyWords, AWordOfNoListIsRefusedWithTheListAndTheNearest) {

@@ -9,6 +9,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/base/parse_json.h"
 
 namespace md {
@@ -257,7 +258,12 @@ std::optional<double> read_double(const std::string& text) {
 
 std::optional<double> read_number(const std::string& text) {
   const std::optional<double> value = read_double(text);
-  return value && std::isnan(*value) ? std::nullopt : value;
+  return value && is_number(*value) ? value : std::nullopt;
+}
+
+std::optional<bool> read_switch(const std::string& text) {
+  if (text == "1" || text == "0") return text == "1";
+  return read_bool(text);
 }
 
 std::optional<int64_t> read_whole(const std::string& text) {
@@ -266,6 +272,14 @@ std::optional<int64_t> read_whole(const std::string& text) {
   const std::optional<double> value = read_double(text);
   if (!value || !(std::abs(*value) <= kExact) || *value != std::trunc(*value)) return std::nullopt;
   return static_cast<int64_t>(*value);
+}
+
+std::optional<Seed> read_seed(const std::string& text) {
+  if (const std::optional<int64_t> value = read_whole(text))
+    return *value >= -1 ? std::optional(Seed(*value)) : std::nullopt;
+  uint64_t value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() ? std::optional(Seed(value)) : std::nullopt;
 }
 
 std::string print_double(double d) {

@@ -10,6 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "maxdiffusion/base/seed.h"
+
 namespace md {
 
 /// Parses the first document. Throws YAML::Exception, also for recursive aliases (`&a [*a]`), aliases that expand to
@@ -38,7 +40,11 @@ std::optional<bool> read_bool(const std::string& text);
 std::optional<int64_t> read_int(const std::string& text);
 /// 1, 1.5, 1.e-8, 1e-8, .5, inf, .inf, nan.
 std::optional<double> read_double(const std::string& text);
-/// Like read_double, but without nan.
+/// true or false as a key takes it: like read_bool; also 1 and 0.
+std::optional<bool> read_switch(const std::string& text);
+/// -1, or up to 2⁶⁴ − 1; also whole numbers in floating-point form.
+std::optional<Seed> read_seed(const std::string& text);
+/// A number as a key takes it: like read_double, but only is_number().
 std::optional<double> read_number(const std::string& text);
 /// Like read_int; also whole numbers in floating-point form: 1e3, 1000.0.
 std::optional<int64_t> read_whole(const std::string& text);

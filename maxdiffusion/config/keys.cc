@@ -12,6 +12,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/nearest.h"
+#include "maxdiffusion/base/split_at_commas.h"
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/config/flow.h"
 
@@ -21,7 +22,7 @@ namespace {
 using Kind = ConfigValue::Kind;
 
 bool is_scalar(const ConfigValue& v) { return v.kind == Kind::plain || v.kind == Kind::quoted || v.kind == Kind::word; }
-/// Numbers and booleans must not be quoted in YAML.
+/// Numbers must not be quoted in YAML.
 bool is_unquoted(const ConfigValue& v) { return v.kind == Kind::plain || v.kind == Kind::word; }
 bool is_word(const ConfigValue& v) { return v.kind == Kind::word; }
 bool is_none(const ConfigValue& v) { return is_unquoted(v) && (v.is_null || reads_as_null(v.text)); }
@@ -34,6 +35,8 @@ Error refusal(const std::string& name, const ConfigValue& v, const std::string& 
 [[noreturn]] void wrong_type(const std::string& name, const ConfigValue& v, const std::string& expected) {
   Error error = refusal(name, v, expected);
   if (v.kind == Kind::quoted) error.note("it is quoted, which makes it text");
+  if (const auto number = read_double(v.text); number && !is_number(*number))
+    error.note(fmt::format("numbers are finite and at most {:g} in size", kLargestNumber));
   throw error;
 }
 
@@ -96,25 +99,27 @@ bool is_relative(const std::string& path) {
   return !path.empty() && !path.starts_with('/') && path.find("://") == std::string::npos;
 }
 
-/// Applies `f` to each comma-separated path, or to the whole text if that is a path.
+bool is_input(KeyPath path) { return path == KeyPath::input || path == KeyPath::input_or_word; }
+
+/// Applies `f` to each comma-separated input path, which may be in `folder` or the working folder. Names that exist may
+/// have commas.
 template <class F>
-std::string of_each(const std::string& paths, F f) {
-  if (paths.find(',') == std::string::npos || is_there(paths)) return f(paths);
+std::string of_each(const std::string& paths, KeyPath path, const std::filesystem::path& folder, F f) {
+  if (!is_input(path) || paths.find(',') == std::string::npos) return f(paths);
   std::string out;
-  for (size_t begin = 0, end = 0; end != std::string::npos; begin = end + 1) {
-    end = paths.find(',', begin);
-    out += (begin ? "," : "") + f(paths.substr(begin, end - begin));
-  }
+  for (const std::string& one : split_where(paths, [&](const std::string& name) {
+         return is_there(folder / with_home(name)) || is_there(with_home(name));
+       }))
+    out += (out.empty() ? "" : ",") + f(one);
   return out;
 }
 
 /// Resolves the paths in `text`; relative ones become relative to the working folder.
 std::string placed_path(const char* name, const std::string& text, const ConfigValue& v, KeyPath path) {
   if (path == KeyPath::none) return text;
-  const bool input = path == KeyPath::input || path == KeyPath::input_or_word;
-  return of_each(with_home(text), [&](const std::string& one) {
+  return of_each(with_home(text), path, v.folder, [&](const std::string& one) {
     std::string expanded = with_home(one);
-    if (!input || v.folder.empty() || !is_relative(expanded)) return expanded;
+    if (!is_input(path) || v.folder.empty() || !is_relative(expanded)) return expanded;
     std::string in_folder = (std::filesystem::path(v.folder) / expanded).lexically_normal();
     if (is_there(in_folder)) return in_folder;
     if (!is_there(expanded)) return path == KeyPath::input ? in_folder : expanded;
@@ -147,7 +152,12 @@ template <class Read>
 auto within(const std::optional<KeyRange>& range, Read read) {
   return [range, read](const std::string& text) {
     auto value = read(text);
-    return !value || !range || range->contains(static_cast<double>(*value)) ? value : std::nullopt;
+    using Number = typename decltype(value)::value_type;
+    if constexpr (std::is_arithmetic_v<Number>) {
+      if (const auto on = range && range->or_switch ? read_bool(text) : std::nullopt) value = static_cast<Number>(*on);
+      if (value && range && !range->contains(static_cast<double>(*value))) value.reset();
+    }
+    return value;
   };
 }
 
@@ -155,7 +165,7 @@ auto within(const std::optional<KeyRange>& range, Read read) {
 template <class T, class Read, class Print>
 ConfigKey number_key(const char* name, T& m, const char* meaning, const std::string& type,
                      const std::optional<KeyRange>& range, Read read, Print print) {
-  constexpr bool optional = !std::is_arithmetic_v<T>;
+  constexpr bool optional = !std::is_arithmetic_v<T> && !std::is_same_v<T, Seed>;
   const std::string expected = expected_number(type, range, optional);
   return {.name = name,
           .meaning = meaning,
@@ -194,6 +204,16 @@ ConfigKey numbers_key(const char* name, std::vector<T>& m, const char* meaning, 
           .range = range};
 }
 
+/// Key of a seed, or of an optional seed. Its range is that of read_seed().
+template <class T>
+ConfigKey seed_key(const char* name, T& m, const char* meaning) {
+  ConfigKey key = number_key(name, m, meaning, "a whole number of at most 18446744073709551615", {}, read_seed,
+                             [](const Seed& s) { return s.text(); });
+  key.type = std::is_same_v<T, Seed> ? "a whole number" : "a whole number or null";
+  key.range = at_least(-1);
+  return key;
+}
+
 std::string print_bool(bool b) { return b ? "true" : "false"; }
 std::string print_int(int64_t i) { return std::to_string(i); }
 
@@ -212,7 +232,7 @@ void KeyList::declare(ConfigKey key) {
 void KeyList::key(const char* name, bool& m, const char* meaning) {
   declare({name, meaning, "true or false",
            [name, &m](const ConfigValue& v) {
-             auto value = is_unquoted(v) ? read_bool(v.text) : std::nullopt;
+             auto value = is_scalar(v) ? read_switch(v.text) : std::nullopt;
              value ? void(m = *value) : wrong_type(name, v, "true or false");
            },
            [&m] { return print_bool(m); }});
@@ -220,6 +240,11 @@ void KeyList::key(const char* name, bool& m, const char* meaning) {
 
 void KeyList::key(const char* name, int64_t& m, const char* meaning, const std::optional<KeyRange>& range) {
   declare(number_key(name, m, meaning, "a whole number", range, read_whole, print_int));
+}
+
+void KeyList::key(const char* name, Seed& m, const char* meaning) { declare(seed_key(name, m, meaning)); }
+void KeyList::key(const char* name, std::optional<Seed>& m, const char* meaning) {
+  declare(seed_key(name, m, meaning));
 }
 
 void KeyList::key(const char* name, double& m, const char* meaning, const std::optional<KeyRange>& range) {
@@ -264,7 +289,7 @@ void KeyList::key(const char* name, std::string& m, const char* meaning, Secret)
 void KeyList::key(const char* name, std::optional<bool>& m, const char* meaning) {
   declare({name, meaning, "true, false or null",
            [name, &m](const ConfigValue& v) {
-             auto value = is_unquoted(v) ? read_bool(v.text) : std::nullopt;
+             auto value = is_scalar(v) ? read_switch(v.text) : std::nullopt;
              if (!value && !is_none(v)) wrong_type(name, v, "true, false or null");
              m = value;
            },
@@ -382,7 +407,7 @@ std::vector<std::string> KeyList::overrides(const std::vector<std::string>& word
     const auto known = std::ranges::find(keys_, name, &ConfigKey::name);
     const bool is_switch = known != keys_.end() && known->type.starts_with("true");
     const bool has_next = i + 1 < words.size() && !words[i + 1].starts_with("--");
-    if (has_next && (!is_switch || read_bool(words[i + 1]) || reads_as_null(words[i + 1])))
+    if (has_next && (!is_switch || read_switch(words[i + 1]) || reads_as_null(words[i + 1])))
       out.push_back(name + "=" + words[++i]);
     else if (is_switch || known == keys_.end())  // assign() reports unknown keys
       out.push_back(name + "=true");
@@ -414,12 +439,17 @@ void KeyList::assign(const ConfigSource& source, const std::map<std::string, std
   }
 }
 
+void check_number(const char* name, double value) {
+  check(is_number(value), Code::invalid_config, "{} is {}; expected a finite number of at most {:g} in size", name,
+        value, kLargestNumber);
+}
+
 void KeyList::make_paths_absolute() {
   for (const ConfigKey& key : keys_) {
     if (key.path == KeyPath::none) continue;
     const bool or_word = key.path == KeyPath::input_or_word || key.path == KeyPath::output_or_word;
     for (std::string* text : key.paths())
-      *text = of_each(*text, [&](const std::string& one) {
+      *text = of_each(*text, key.path, {}, [&](const std::string& one) {
         if (!is_relative(one) || (or_word && !is_there(one))) return one;
         return std::filesystem::absolute(one).lexically_normal().string();
       });

@@ -21,7 +21,7 @@ struct ImageKeys {
   std::vector<int64_t> frame_buckets;
   template <class V>
   void visit(V&& v) {
-    v("resolution", resolution, "side of the training images, pixels", at_least(1));
+    v("resolution", resolution, "side of the training images, pixels", in_range(1, 65536));
     v("center_crop", center_crop, "crop the centre square instead of squeezing");
     v("random_crop", random_crop, "crop a square at a random place, another each time (with encoding in the step)");
     v("random_flip", random_flip, "mirror images with probability 1/2");

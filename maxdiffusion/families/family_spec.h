@@ -61,8 +61,11 @@ struct SingleFile {
 /// Image-to-image sampling: samples begin with an image's latents, with the noise of a step after the first. Values are
 /// those of diffusers' pipelines of the same models.
 struct ImageToImage {
-  double strength = 0.8;          // fraction of the steps that run, if no key sets it
-  double inpaint_strength = 1;    // the same with a mask
+  double strength = 0.8;        // fraction of the steps that run, if no key sets it
+  double inpaint_strength = 1;  // the same with a mask
+  /// strength with a ControlNet and without a mask, and weights of a ControlNet without and with a mask.
+  std::optional<double> control_strength = {};
+  double control_scale = 0.8, control_inpaint_scale = 0.5;
   bool runs_begun_steps = false;  // whether a step that strength covers only in part runs
   bool mask_of_middle = false;    // a cell's mask is the mean of its four central pixels, not its first pixel
   /// Index of the first of `steps` steps that runs; `steps` if none does.

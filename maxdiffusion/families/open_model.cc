@@ -125,8 +125,8 @@ void add_ip_adapter(ModelFolder& folder, const AdapterFiles& adapters) {
 ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const OpenOptions& o) {
   const std::vector<std::string>& controlnets = o.controlnets;
   const AddedModelKeys& added = o.added;
-  ModelFolder folder = ModelFolder::open(model, keys);
-  for (size_t i = 0; !controlnets.empty() && folder.has(control_component(i)); ++i)  // those of the folder
+  ModelFolder folder = described_folder(model, keys);
+  for (size_t i = 0; !controlnets.empty() && folder.has(control_component(i)); ++i)  // the folder's own ControlNets
     folder.remove_component(control_component(i));
   for (size_t i = 0; i < controlnets.size(); ++i)
     if (std::filesystem::is_regular_file(controlnets[i]))
@@ -138,12 +138,9 @@ ModelFolder open_folder(const std::string& model, const ModelKeys& keys, const O
     folder.remove_component("adapter");
     folder.add_component("t2i_adapter", o.adapters.t2i_adapter);
   }
-  if (!keys.text_encoder_out_layers.empty()) folder.set_option("text_encoder_out_layers", keys.text_encoder_out_layers);
   take_autoencoders_config(folder, *make_family(folder)->spec().autoencoder, keys.vae_file);
   if (!added.preview_autoencoder.empty()) add_previewer(folder, added.preview_autoencoder);
   if (!added.upscaler.empty()) folder.add_component("upscaler", added.upscaler, upscaler_config(added.upscaler));
-  if (keys.max_sequence_length) folder.set_option("max_sequence_length", *keys.max_sequence_length);
-  if (keys.reference_resolution) folder.set_option("reference_resolution", *keys.reference_resolution);
   return folder;
 }
 
@@ -199,6 +196,14 @@ std::map<std::string, int32_t> initial_tokens(const Family& family, const Invers
 }
 
 }  // namespace
+
+ModelFolder described_folder(const std::string& model, const ModelKeys& keys) {
+  ModelFolder folder = ModelFolder::open(model, keys);
+  if (!keys.text_encoder_out_layers.empty()) folder.set_option("text_encoder_out_layers", keys.text_encoder_out_layers);
+  if (keys.max_sequence_length) folder.set_option("max_sequence_length", *keys.max_sequence_length);
+  if (keys.reference_resolution) folder.set_option("reference_resolution", *keys.reference_resolution);
+  return folder;
+}
 
 std::string newest_checkpoint(const std::string& from) {
   const std::string checkpoints = below(from, "checkpoints");

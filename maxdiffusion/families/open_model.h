@@ -39,6 +39,9 @@ struct OpenOptions {
 /// family or contradicts `keys`.
 OpenedModel open_model(const std::string& model, const ModelKeys& keys, const OpenOptions& options);
 
+/// The folder of a local path with the options that keys set in place of the folder's. Throws as ModelFolder::open.
+ModelFolder described_folder(const std::string& model, const ModelKeys& keys);
+
 /// Throws io naming the first component needed for sampling whose weights are missing.
 void check_weights(const OpenedModel& model);
 /// For an error about non-finite values: adds a note naming the first tensor of the model's files that contains one, if

@@ -207,7 +207,11 @@ FamilySpec stable_diffusion_spec(const ModelFolder& folder) {
       .embedded_guidance = unet.time_cond_proj_dim.has_value(),
       .training_patch = int64_t{1} << (unet.block_out_channels.size() - 1),
       .sample_defaults = sample_defaults(unet, *vae, two || refines, scheduler),
-      .image_to_image = two || refines ? ImageToImage{.strength = 0.3, .inpaint_strength = 0.9999} : ImageToImage{},
+      .image_to_image = two || refines ? ImageToImage{.strength = 0.3,
+                                                      .inpaint_strength = 0.9999,
+                                                      .control_strength = 0.8,
+                                                      .control_inpaint_scale = 1}
+                                       : ImageToImage{},
       .self_attentions = self_attentions(unet),
       .up_layers = unet.up_layers(),
       .has_freeu = true,

@@ -143,7 +143,7 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
       }
     }
   }
-  const std::vector<std::string> files = split_at_commas(keys.lora_files);
+  const std::vector<std::string> files = split_paths(keys.lora_files);
   const auto check_count = [&](const char* key, size_t n) {
     check(n == 0 || n == files.size(), Code::invalid_config,
           "{} is for {} {}; expected {}, as many as lora_files names", key, n, n == 1 ? "file" : "files", files.size());

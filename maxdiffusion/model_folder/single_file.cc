@@ -107,9 +107,15 @@ std::set<std::string> check_single_file(const ModelFolder& folder, const SingleF
 }
 
 std::string control_config(const ModelFolder& folder, const std::string& file) {
+  const HostArrays tensors = SafetensorsReader::open(file).tensors();
+  for (const auto& [mark, kind] : {std::pair{"lora_controlnet", "Control-LoRA"}, {"lllite_", "ControlNet-LLLite"}})
+    if (const auto found = tensors.lower_bound(mark); found != tensors.end() && found->first.starts_with(mark))
+      throw Error(Code::invalid_config,
+                  fmt::format("'{}' is a {} (it has the tensor {}), which is not supported; expected a ControlNet",
+                              file, kind, found->first))
+          .note("try: the whole ControlNet that it was made from, in controlnet_model_name_or_path");
   const std::string config_file = (std::filesystem::path(file).parent_path() / "config.json").string();
   if (exists(config_file)) return read_file(config_file);
-  const HostArrays tensors = SafetensorsReader::open(file).tensors();
   /// The first of these tensors that exists, without or with the original program's prefix.
   auto weight = [&](std::initializer_list<std::string> names) -> const HostArray* {
     for (const char* prefix : {"", "control_model."})

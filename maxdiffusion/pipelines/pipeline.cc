@@ -481,7 +481,7 @@ struct DiffusionPipeline::Impl {
           "hires_scale is {} with mask_image or outpaint; expected 1: a sample with a mask has its image's size",
           r.hires_scale);
     first_step_of(*models.family, fmt::format("hires_scale is {}: hires_strength", r.hires_scale), r.hires_strength,
-                  r.num_inference_steps, 1);
+                  r.num_inference_steps);
     const std::string by = !r.hires_upscaler.empty() ? r.hires_upscaler
                            : upscaler_file.empty()   ? "lanczos"
                                                      : "upscaler";
@@ -520,6 +520,7 @@ struct DiffusionPipeline::Impl {
             enlarged_image(image_of_batch(first.media, i), *large.height, *large.width, by, r.upscaler_tile));
     leave(upscaler);
     large.strength = r.hires_strength;
+    for (ControlRequest& c : large.controls) c.scale = c.scale.value_or(1);
     large.hires_scale = 1;
     return generate(large, {.hires = r.hires_scale,
                             .hires_by = of_latents        ? "Latent"

@@ -11,6 +11,9 @@
 
 namespace md {
 
+/// Largest sides of samples, and numbers of steps and frames.
+inline constexpr double kMostPixels = 65536, kMostSteps = 100000;
+
 /// Keys of one sampling run.
 struct SampleKeys : GuidanceKeys {
   Texts prompt;
@@ -19,7 +22,8 @@ struct SampleKeys : GuidanceKeys {
   bool do_classifier_free_guidance = true;
   double guidance_scale = 7.5, guidance_rescale = 0, true_cfg_scale = 1, cfg_normalization = 0, cfg_truncation = 1;
   int64_t num_inference_steps = 30, clip_skip = 0;
-  std::optional<int64_t> num_images_per_prompt, sample_seed, height, width, num_frames;
+  std::optional<Seed> sample_seed;
+  std::optional<int64_t> num_images_per_prompt, height, width, num_frames;
   std::optional<double> guidance_scale_high, guidance_scale_low, boundary_ratio, strength, denoising_start,
       denoising_end;
   double aesthetic_score = 6, negative_aesthetic_score = 2.5;
@@ -62,11 +66,12 @@ struct SampleKeys : GuidanceKeys {
     v("guidance_rescale", guidance_rescale,
       "part of the prediction's standard deviation that is restored after guidance; <= 0: off", at_most(1));
     v("cfg_normalization", cfg_normalization,
-      "largest norm of a guided prediction, as a multiple of that with the prompt alone; 0: any", at_least(0));
+      "largest norm of a guided prediction, as a multiple of that with the prompt alone; 0 or false: any; true: 1",
+      or_switch(at_least(0)));
     v("cfg_truncation", cfg_truncation,
       "part of the way from noise to data, from 0 to 1, behind which steps are not guided; 1: all are", in_range(0, 1));
     GuidanceKeys::visit(v);
-    v("num_inference_steps", num_inference_steps, "denoising steps");
+    v("num_inference_steps", num_inference_steps, "denoising steps", at_most(kMostSteps));
     v("strength", strength,
       "part of the denoising steps that run on an image with the noise of their first step (image to image); 1: all, "
       "the image is hardly seen; null: the model's own, with image",
@@ -114,10 +119,10 @@ struct SampleKeys : GuidanceKeys {
       "run all steps as one program, instead of one step at a time with progress");
     v("num_images_per_prompt", num_images_per_prompt,
       "samples per prompt; null: 1, or under MaxDiffusion's command names the global batch for one prompt");
-    v("sample_seed", sample_seed, "seed of the initial noise; null: seed; -1: random, logged", at_least(-1));
-    v("height", height, "height of the samples, pixels; null: resolution", at_least(1));
-    v("width", width, "width of the samples, pixels; null: resolution", at_least(1));
-    v("num_frames", num_frames, "frames of a video; null: the model's own number");
+    v("sample_seed", sample_seed, "seed of the initial noise; null: seed; -1: random, logged");
+    v("height", height, "height of the samples, pixels; null: resolution", in_range(1, kMostPixels));
+    v("width", width, "width of the samples, pixels; null: resolution", in_range(1, kMostPixels));
+    v("num_frames", num_frames, "frames of a video; null: the model's own number", at_most(kMostSteps));
     v("original_size", original_size, "size conditioning: height and width before cropping; empty: the image's");
     v("crops_coords_top_left", crops_coords_top_left, "size conditioning: top and left of the crop", at_least(0));
     v("target_size", target_size, "size conditioning: target height and width; empty: the image's");
@@ -234,7 +239,7 @@ struct AdapterKeys {
 /// Keys of ControlNets. Lists have an entry for each ControlNet, or one for all.
 struct ControlKeys {
   std::vector<std::string> controlnet_model_name_or_path, controlnet_image, controlnet_preprocessor;
-  std::vector<double> controlnet_conditioning_scale = {1}, control_guidance_start = {0}, control_guidance_end = {1};
+  std::vector<double> controlnet_conditioning_scale, control_guidance_start = {0}, control_guidance_end = {1};
   template <class V>
   void visit(V&& v) {
     v("controlnet_model_name_or_path", controlnet_model_name_or_path,
@@ -247,7 +252,9 @@ struct ControlKeys {
       "canny: compute the image's edges first; none or empty: use the image as it is; for several ControlNets a list",
       one_of_or_empty({"none", "canny"}));
     v("controlnet_conditioning_scale", controlnet_conditioning_scale,
-      "weight of what the ControlNet adds; for several a list");
+      "weight of what the ControlNet adds; for several a list; empty: 1, or what diffusers has where samples begin "
+      "with "
+      "an image");
     v("control_guidance_start", control_guidance_start,
       "part of the steps before the ControlNet acts; for several a list");
     v("control_guidance_end", control_guidance_end,

@@ -67,11 +67,14 @@ int64_t images_per_prompt(const SampleRequest& r) {
 /// Sets the options of samples that begin with images.
 void set_beginning(const SampleRequest& r, const Family& family, SampleOptions& o) {
   const ImageToImage& its = *family.spec().image_to_image;
-  const double usual = r.mask ? its.inpaint_strength : its.strength;
+  const bool masked = r.mask || !r.outpaint.empty();
+  const double usual = masked               ? its.inpaint_strength
+                       : r.controls.empty() ? its.strength
+                                            : its.control_strength.value_or(its.strength);
   if (r.denoising_start) return;  // set_start
   o.strength = r.strength.value_or(usual);
   check(*o.strength >= 0 && *o.strength <= 1, Code::invalid_config, "strength is {}; expected 0 to 1", *o.strength);
-  o.first_step = first_step_of(family, "strength", *o.strength, o.num_inference_steps, usual);
+  o.first_step = first_step_of(family, "strength", *o.strength, o.num_inference_steps);
 }
 
 /// Sets the options of samples that begin within the way from noise to data.
@@ -97,12 +100,12 @@ void set_start(const SampleRequest& r, const Family& family, SampleOptions& o) {
 }
 
 /// f32 [1, H, W, 3] in [0, 1], with the samples' size.
-ControlOptions control_options(const ControlRequest& c, const MediaSize& size) {
+ControlOptions control_options(const ControlRequest& c, const MediaSize& size, double usual) {
   const HostArray rgb = resize_rgb8(c.image, size.height, size.width, Filter::lanczos);
   HostArray image(Shape{DType::f32, {1, size.height, size.width, 3}});
   std::ranges::transform(rgb.view<uint8_t>(), image.mutable_view<float>().begin(),
                          [](uint8_t v) { return static_cast<float>(v) / 255.0f; });
-  return {image, c.scale, c.start, c.end};
+  return {image, c.scale.value_or(usual), c.start, c.end};
 }
 
 }  // namespace
@@ -114,14 +117,20 @@ int64_t sampling_batch(const SampleBatch& b, int64_t devices) {
   return std::max<int64_t>(devices, static_cast<int64_t>(each * n));
 }
 
-int64_t first_step_of(const Family& family, const std::string& key, double strength, int64_t steps, double usual) {
-  const int64_t first = family.spec().image_to_image->first_step(steps, strength);
-  if (steps > 0 && first >= steps)
-    throw Error(Code::invalid_config, fmt::format("{} is {}, and so none of num_inference_steps={} steps runs; "
-                                                  "expected a larger part",
-                                                  key, strength, steps))
-        .note(fmt::format("try: {}={}", key.substr(key.rfind(' ') + 1), usual));
-  return first;
+int64_t first_step_of(const Family& family, const std::string& key, double strength, int64_t steps) {
+  const ImageToImage& its = *family.spec().image_to_image;
+  const auto runs = [&](int64_t n, double s) { return its.first_step(n, s) < n; };
+  if (steps <= 0 || runs(steps, strength)) return its.first_step(steps, strength);
+  int64_t percent = 1, enough = steps;
+  while (percent < 100 && (percent < 100 * strength || !runs(steps, static_cast<double>(percent) / 100))) ++percent;
+  constexpr int64_t kMost = 1000;
+  while (enough <= kMost && !runs(enough, strength)) ++enough;
+  std::string hint = fmt::format("try: {}={}", key.substr(key.rfind(' ') + 1), static_cast<double>(percent) / 100);
+  if (enough <= kMost) hint += fmt::format(", or num_inference_steps={}", enough);
+  throw Error(Code::invalid_config, fmt::format("{} is {}, and so none of num_inference_steps={} {} runs; expected a "
+                                                "larger part, or more steps",
+                                                key, strength, steps, steps == 1 ? "step" : "steps"))
+      .note(hint);
 }
 
 bool begins_with_images(const SampleRequest& r, const Family& family) {
@@ -214,6 +223,7 @@ void check_size(const SampleKeys& keys, const Family& family, const MediaSize& s
 SampleOptions sample_options(const SampleRequest& r, const Family& family, const std::string& scheduler_config,
                              const SampleBatch& batch, int64_t devices) {
   SampleOptions o;
+  check_numbers<SampleKeys>(r);
   o.size = sample_size(r, family);
   check_size(r, family, o.size);
   check(!r.prompt.empty(), Code::invalid_config, "prompt is empty; expected a text: prompt=\"…\"");
@@ -234,9 +244,9 @@ SampleOptions sample_options(const SampleRequest& r, const Family& family, const
   o.size_hints = {r.original_size.empty() ? whole : pair("original_size", r.original_size),
                   pair("crops_coords_top_left", r.crops_coords_top_left),
                   r.target_size.empty() ? whole : pair("target_size", r.target_size)};
-  const int64_t seed = r.sample_seed.value_or(0);
-  check(seed >= 0, Code::invalid_config, "sample_seed is {}; expected 0 or more", seed);
-  o.seed = static_cast<uint64_t>(seed);
+  const Seed seed = r.sample_seed.value_or(0);
+  check(!seed.is_random(), Code::invalid_config, "sample_seed is {}; expected 0 or more", seed.text());
+  o.seed = seed.value();
   o.first_sample = r.first_sample;
   o.latents = r.latents;
   if (begins_with_images(r, family)) set_beginning(r, family, o);
@@ -261,7 +271,14 @@ SampleOptions sample_options(const SampleRequest& r, const Family& family, const
   o.seeds = r.seeds;
   o.cache = r.cache;
   if (r.preview) o.preview_every = r.preview_every;
-  for (const ControlRequest& c : r.controls) o.controls.push_back(control_options(c, o.size));
+  const bool begins = begins_with_images(r, family), masked = r.mask || !r.outpaint.empty();
+  for (const ControlRequest& c : r.controls) {
+    if (c.scale) check_number("controlnet_conditioning_scale", *c.scale);
+    const double usual = !begins  ? 1
+                         : masked ? family.spec().image_to_image->control_inpaint_scale
+                                  : family.spec().image_to_image->control_scale;
+    o.controls.push_back(control_options(c, o.size, usual));
+  }
   check_sampling(family, o);
   return o;
 }
@@ -281,7 +298,7 @@ SampleRequest joined(const std::vector<const SampleRequest*>& requests) {
   };
   join(&SampleKeys::prompt), join(&SampleKeys::negative_prompt);
   join(&SampleKeys::prompt_2), join(&SampleKeys::negative_prompt_2);
-  for (const SampleRequest* r : requests) out.seeds.push_back(static_cast<uint64_t>(r->sample_seed.value_or(0)));
+  for (const SampleRequest* r : requests) out.seeds.push_back(r->sample_seed.value_or(0).value());
   return out;
 }
 

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <stop_token>
 #include <string>
 #include <vector>
@@ -28,9 +29,9 @@ struct SamplePreview {
 
 /// A ControlNet's input image and its settings.
 struct ControlRequest {
-  HostArray image;            // u8 [H, W, 3] of any size; absent: none
-  double scale = 1;           // of the ControlNet's residuals
-  double start = 0, end = 1;  // range of steps with the ControlNet, as fractions
+  HostArray image;                   // u8 [H, W, 3] of any size; absent: none
+  std::optional<double> scale = {};  // of the ControlNet's residuals; none: ImageToImage's, or 1 without an image
+  double start = 0, end = 1;         // range of steps with the ControlNet, as fractions
 };
 
 /// The image of an ImageAdapter.
@@ -76,8 +77,8 @@ struct SampleBatch {
 /// conditioning; for models with reference images, only if `strength`, a mask or `outpaint` is set.
 bool begins_with_images(const SampleRequest& request, const Family& family);
 /// Index of the first of `steps` steps that runs for image to image. Throws invalid_config if none does, naming `key`;
-/// the note suggests `usual` as a value of its last word.
-int64_t first_step_of(const Family& family, const std::string& key, double strength, int64_t steps, double usual);
+/// the note gives the least value of its last word, in hundredths, and the least number of steps with which one runs.
+int64_t first_step_of(const Family& family, const std::string& key, double strength, int64_t steps);
 /// Throws invalid_config if the family's media need another number of images than the request has.
 void check_images(const SampleRequest& request, const Family& family);
 

@@ -59,6 +59,18 @@ std::string words_for(bool flow) {
   return fmt::format("{} or {}", fmt::join(words, ", "), last);
 }
 
+/// The web UI's titles of values of sigma_schedule.
+const std::map<std::string, std::string> kSchedules = {{"karras", "Karras"},
+                                                       {"exponential", "Exponential"},
+                                                       {"beta", "Beta"},
+                                                       {"kl_optimal", "KL Optimal"},
+                                                       {"simple", "Simple"},
+                                                       {"sgm_uniform", "SGM Uniform"},
+                                                       {"ays_sd15", "Align Your Steps"},
+                                                       {"ays_sdxl", "Align Your Steps"},
+                                                       {"ays_svd", "Align Your Steps"},
+                                                       {"gits", "GITS"}};
+
 }  // namespace
 
 std::vector<std::string> sampler_names() {
@@ -92,16 +104,6 @@ SamplerTitle sampler_title(const json& config) {
                                                              {"UniPCMultistepScheduler", "UniPC"},
                                                              {"LCMScheduler", "LCM"},
                                                              {"FlowMatchLCMScheduler", "LCM"}};
-  static const std::map<std::string, std::string> kSchedules = {{"karras", "Karras"},
-                                                                {"exponential", "Exponential"},
-                                                                {"beta", "Beta"},
-                                                                {"kl_optimal", "KL Optimal"},
-                                                                {"simple", "Simple"},
-                                                                {"sgm_uniform", "SGM Uniform"},
-                                                                {"ays_sd15", "Align Your Steps"},
-                                                                {"ays_sdxl", "Align Your Steps"},
-                                                                {"ays_svd", "Align Your Steps"},
-                                                                {"gits", "GITS"}};
   const std::string name = config.value("_class_name", std::string());
   const SamplerClass* sampler = find_sampler(name);
   const std::string plain = sampler ? sampler->name : name;
@@ -123,6 +125,14 @@ std::string automatic_schedule(const std::string& name) {
                        *kExponential[] = {"dpmpp_2m_sde", "dpmpp_2m_sde_heun", "dpmpp_3m_sde"};
   if (std::ranges::find(kKarras, name) != std::end(kKarras)) return "karras";
   return std::ranges::find(kExponential, name) != std::end(kExponential) ? "exponential" : "";
+}
+
+std::string schedule_named(const std::string& title) {
+  if (title == "Uniform" || title == "normal") return "training";
+  if (title == "Align Your Steps XL") return "ays_sdxl";
+  for (const auto& [name, label] : kSchedules)
+    if (title == label || title == name) return name;
+  return "";
 }
 
 bool is_unsupported_sampler(const std::string& name) {

@@ -23,6 +23,9 @@ SamplerTitle sampler_title(const nlohmann::json& config);
 /// The sigma_schedule of AUTOMATIC1111's schedule type "Automatic" for a sampler_name(): karras, exponential, or empty,
 /// the levels of training. Source: the web UI's modules/sd_samplers_kdiffusion.py.
 std::string automatic_schedule(const std::string& name);
+/// The sigma_schedule of a title of the web UI ("Karras", "Uniform") or a name of ComfyUI ("karras", "normal"); empty:
+/// there is none.
+std::string schedule_named(const std::string& title);
 /// Whether `name` is a known but unsupported sampler (dpm_fast, edm_euler, …).
 bool is_unsupported_sampler(const std::string& name);
 /// Changes the config to the sampler `name`, as diffusers' from_config does, and sets the fields of the name, except

@@ -88,6 +88,11 @@ json configured(const std::string& text, const SchedulerKeys& keys, bool trainin
   shift_by_size(config, keys);
   const SamplerClass* sampler = find_sampler(field<std::string>(config, "_class_name", ""));
   if (keys.flow_shift && sampler && sampler->shift) config[sampler->shift] = *keys.flow_shift;
+  // diffusers' pipelines pass eta = 0 to every sampler that has one, TCD's too, whose own default is 0.3.
+  const auto reads = [&](const char* name) {
+    return sampler && std::ranges::any_of(sampler->fields, [&](std::string_view f) { return f == name; });
+  };
+  if (reads("eta") && !config.contains("eta")) config["eta"] = 0.0;
   return config;
 }
 

@@ -14,6 +14,7 @@
 #include "maxdiffusion/schedulers/sampler_names.h"
 #include "maxdiffusion/server/samplers.h"
 #include "maxdiffusion/server/service.h"
+#include "maxdiffusion/settings/foreign_image.h"
 
 namespace md {
 namespace {
@@ -276,7 +277,10 @@ HttpReply png_info(Service& service, const HttpCall& call) {
   for (const auto& [name, text] : texts)
     if (name == "parameters") items[name] = text;
   const std::string info = items.value("parameters", std::string());
-  return json_reply({{"info", info}, {"items", items}, {"parameters", json::object()}});
+  json parameters = json::object();
+  if (!info.empty())
+    for (const auto& [name, value] : fields_of_web_ui(info)) parameters[name] = value;
+  return json_reply({{"info", info}, {"items", items}, {"parameters", parameters}});
 }
 
 json list(const std::vector<std::string>& names, json (*row)(const std::string&)) {

@@ -20,11 +20,11 @@
 
 namespace md {
 
-int64_t random_seed() {
+Seed random_seed() {
   static std::random_device device;
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
-  return static_cast<int64_t>(device() & 0x7fff'ffffU);
+  return device() & 0x7fff'ffffU;
 }
 
 struct JobQueue::Model {
@@ -235,7 +235,7 @@ JobQueue::Ticket JobQueue::submit(const std::string& model, SampleRequest r, con
   } catch (const Error& e) {
     throw Error(e.code(), without_folder(e.message(), m.served.lora_dir));
   }
-  if (!r.sample_seed || *r.sample_seed == -1) r.sample_seed = random_seed();
+  if (!r.sample_seed || r.sample_seed->is_random()) r.sample_seed = random_seed();
   check_limits(r, *m.pipeline.family(), limits_);
   const SampleOptions o = m.check_request(r);
   for (const std::string& text : m.ignored_in(r, set_keys)) log_warning("{}", text);
@@ -410,7 +410,7 @@ void JobQueue::generate(const std::vector<Ticket>& jobs) {
     const Job& job = *jobs[static_cast<size_t>(i / each)];
     images[static_cast<size_t>(i / each)].push_back({image_of_batch(result.media, i),
                                                      result.parameters[static_cast<size_t>(i)],
-                                                     job.request.sample_seed.value_or(0)});
+                                                     job.request.sample_seed.value_or(0).value()});
   }
   const std::lock_guard lock(mutex_);
   for (const Ticket& job : jobs)

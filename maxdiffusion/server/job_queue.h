@@ -43,7 +43,7 @@ class Unavailable : public Error {
 struct GeneratedImage {
   HostArray rgb;  // u8 [H, W, 3]
   std::string parameters;
-  int64_t seed = 0;
+  uint64_t seed = 0;
 };
 
 enum class JobState { waiting, running, done, failed, cancelled };
@@ -60,7 +60,7 @@ struct JobStatus {
 };
 
 /// A seed in the range that other programs accept. Thread safe.
-int64_t random_seed();
+Seed random_seed();
 
 class JobQueue {
  public:

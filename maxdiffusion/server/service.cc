@@ -305,18 +305,16 @@ template bool take(Fields&, const std::string&, bool);
 template double take(Fields&, const std::string&, double);
 template int64_t take(Fields&, const std::string&, int64_t);
 
-std::optional<int64_t> take_seed(Fields& fields, const std::string& name) {
+std::optional<Seed> take_seed(Fields& fields, const std::string& name) {
   const auto found = fields.find(name);
   if (found == fields.end()) return {};
   const json value = found->second;
   if (const std::optional<uint64_t> seed = whole<uint64_t>(value)) {
     fields.erase(found);
-    constexpr uint64_t kMost = std::numeric_limits<int64_t>::max();
-    if (*seed > kMost) throw Refusal(400, fmt::format("{} is {}; expected at most {}", name, *seed, kMost));
-    return static_cast<int64_t>(*seed);
+    return Seed(*seed);
   }
   const auto seed = take<int64_t>(fields, name, -1);
-  return seed < 0 ? std::nullopt : std::optional(seed);
+  return seed < 0 ? std::nullopt : std::optional(Seed(seed));
 }
 
 std::set<std::string> take_keys(Fields& fields, SampleRequest& request) {
@@ -399,15 +397,14 @@ std::vector<JobQueue::Ticket> submit_each(Service& service, const std::string& m
   if (images < 1 || images > service.keys.max_images)
     throw Refusal(400, fmt::format("{} images are requested; expected 1 to {}, the server's max_images", images,
                                    service.keys.max_images));
-  constexpr int64_t kMostSeed = std::numeric_limits<int64_t>::max();
   SampleRequest r = request;
   r.num_images_per_prompt = 1;
-  if (!r.sample_seed || *r.sample_seed < 0) r.sample_seed = random_seed();
+  if (!r.sample_seed || r.sample_seed->is_random()) r.sample_seed = random_seed();
   std::vector<JobQueue::Ticket> jobs;
   try {
     for (int64_t i = 0; i < images; ++i) {
       jobs.push_back(service.queue.submit(model, r, set_keys));
-      r.sample_seed = static_cast<int64_t>(static_cast<uint64_t>(*r.sample_seed) + 1) & kMostSeed;
+      r.sample_seed = r.sample_seed->value() + 1;  // after 2⁶⁴ − 1 comes 0
     }
   } catch (...) {
     for (const JobQueue::Ticket& job : jobs) service.queue.cancel(job);

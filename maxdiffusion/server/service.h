@@ -107,7 +107,7 @@ HttpReply json_reply(const nlohmann::json& value);
 template <class T>
 T take(Fields& fields, const std::string& name, T otherwise);
 /// Removes the field of a seed and returns it; none: absent, null or negative.
-std::optional<int64_t> take_seed(Fields& fields, const std::string& name);
+std::optional<Seed> take_seed(Fields& fields, const std::string& name);
 /// Sets the request_keys() from fields with their names, removes these fields, and returns their names. Throws
 /// invalid_config for an invalid value.
 std::set<std::string> take_keys(Fields& fields, SampleRequest& request);

@@ -120,7 +120,7 @@ bool take_lora_tags(SampleKeys& sample, LoraKeys& lora, const std::string& lora_
       check(take_tags(key, prompt, files).empty(), Code::invalid_config,
             "{} names a LoRA file; expected its tag in prompt", key);
   if (!tags || tags->empty()) return false;
-  lora.lora_files = split_at_commas(lora.lora_files);
+  lora.lora_files = split_paths(lora.lora_files);
   const size_t before = lora.lora_files.size();
   if (before == 1 && !lora.lora_block_weights.empty())
     lora.lora_block_weights = {fmt::format("{}", fmt::join(lora.lora_block_weights, ","))};

@@ -56,7 +56,7 @@ ComponentsRequest components_request(const RunConfig& c, const RunInfo& run) {
 
 PipelineOptions pipeline_options(const RunConfig& c) {
   return {.model = c.model,
-          .controlnets = split_at_commas(c.control.controlnet_model_name_or_path),
+          .controlnets = split_paths(c.control.controlnet_model_name_or_path),
           .added = c.added_models,
           .adapters = {c.adapters.ip_adapter, c.adapters.ip_adapter_image_encoder, c.adapters.t2i_adapter},
           .lora = c.lora,
@@ -253,7 +253,10 @@ std::vector<T> for_each_control(const char* key, std::vector<T> values, size_t n
 }
 
 ControlRequest control_request(const ControlKeys& k, size_t i, size_t n) {
-  return {.scale = for_each_control("controlnet_conditioning_scale", k.controlnet_conditioning_scale, n, 1.0)[i],
+  std::optional<double> scale;
+  if (const auto& scales = k.controlnet_conditioning_scale; !scales.empty())
+    scale = for_each_control("controlnet_conditioning_scale", scales, n, 1.0)[i];
+  return {.scale = scale,
           .start = for_each_control("control_guidance_start", k.control_guidance_start, n, 0.0)[i],
           .end = for_each_control("control_guidance_end", k.control_guidance_end, n, 1.0)[i]};
 }
@@ -270,7 +273,7 @@ SamplingRequest sampling_request(const RunConfig& c, const RunInfo& run) {
       log_info_once("{} of the file is ignored: the command line gives {}", key, first);
       texts->clear();
     }
-  r.sample_seed = static_cast<int64_t>(run.sample_seed);
+  r.sample_seed = run.sample_seed;
   r.resolution = c.images.resolution;
   r.scheduler = c.scheduler;
   r.cache = c.step_cache;

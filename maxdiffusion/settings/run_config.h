@@ -35,7 +35,8 @@ namespace md {
 
 struct RunKeys {
   std::string run_name, output_dir = "runs", base_output_directory, timing_metrics_file, check_dir;
-  int64_t seed = 0, sample_every = 0;
+  Seed seed = 0;
+  int64_t sample_every = 0;
   bool enable_generate_video_for_eval = false, enable_ssim = false;
   bool save_config_to_gcs = false, write_timing_metrics = true;
   template <class V>
@@ -45,7 +46,7 @@ struct RunKeys {
     v("base_output_directory", base_output_directory,
       "root of outputs if output_dir is empty; with save_config_to_gcs it also gets config.yml", KeyPath::output);
     v("save_config_to_gcs", save_config_to_gcs, "also write config.yml into base_output_directory/run_name");
-    v("seed", seed, "seed of every random stream; -1: random, logged and saved", at_least(-1));
+    v("seed", seed, "seed of every random stream; -1: random, logged and saved");
     v("sample_every", sample_every, "steps between sample grids while training; -1: only after the last step; 0: none");
     v("enable_generate_video_for_eval", enable_generate_video_for_eval,
       "also sample the prompts after each evaluation, into separate files");

@@ -11,24 +11,24 @@
 namespace md {
 namespace {
 
-int64_t random_seed() {
+Seed random_seed() {
   std::random_device device;
-  return static_cast<int64_t>(device() & 0x7fff'ffffU);  // in the range that other programs accept
+  return device() & 0x7fff'ffffU;  // in the range that other programs accept
 }
 
-int64_t seed_of(const RunConfig& c, const RunInfo& run) {
-  if (c.run.seed != -1) return c.run.seed;
+Seed seed_of(const RunConfig& c, const RunInfo& run) {
+  if (!c.run.seed.is_random()) return c.run.seed;
   const std::optional<RunConfig> before = config_of_run(run);
-  const bool has_seed = before && before->run.seed >= 0;
-  const int64_t seed = has_seed ? before->run.seed : random_seed();
-  log_info("seed=-1: {} {}", has_seed ? "the seed of this run is" : "a random seed:", seed);
+  const bool has_seed = before && !before->run.seed.is_random();
+  const Seed seed = has_seed ? before->run.seed : random_seed();
+  log_info("seed=-1: {} {}", has_seed ? "the seed of this run is" : "a random seed:", seed.text());
   return seed;
 }
 
-std::optional<int64_t> sample_seed_of(const RunConfig& c) {
-  if (c.sample.sample_seed != -1) return c.sample.sample_seed;
-  const int64_t seed = random_seed();
-  log_info("sample_seed=-1: a random seed: {}", seed);
+std::optional<Seed> sample_seed_of(const RunConfig& c) {
+  if (c.sample.sample_seed != Seed(-1)) return c.sample.sample_seed;
+  const Seed seed = random_seed();
+  log_info("sample_seed=-1: a random seed: {}", seed.text());
   return seed;
 }
 
@@ -66,14 +66,15 @@ RunInfo make_run_info(const RunConfig& c, Processes& all) {
     run.timing_file.clear();
   }
   if (!all.alone()) {
-    const int64_t sample_seed = saved.sample.sample_seed.value_or(-1);  // -1: none, because it is now known
-    const std::string seeds = all.from_coordinator("seed", fmt::format("{} {}", saved.run.seed, sample_seed));
-    saved.run.seed = std::stoll(seeds);
-    if (const int64_t agreed = std::stoll(seeds.substr(seeds.find(' '))); agreed != -1)
-      saved.sample.sample_seed = agreed;
+    std::string seeds = saved.run.seed.text();
+    if (saved.sample.sample_seed) seeds += " " + saved.sample.sample_seed->text();
+    seeds = all.from_coordinator("seed", seeds);
+    saved.run.seed = std::stoull(seeds);
+    if (const size_t second = seeds.find(' '); second != seeds.npos)
+      saved.sample.sample_seed = std::stoull(seeds.substr(second));
   }
-  run.seed = static_cast<uint64_t>(saved.run.seed);
-  run.sample_seed = static_cast<uint64_t>(saved.sample.sample_seed.value_or(saved.run.seed));
+  run.seed = saved.run.seed.value();
+  run.sample_seed = saved.sample.sample_seed.value_or(saved.run.seed).value();
   run.config_yaml = saved.to_yaml();
   return run;
 }

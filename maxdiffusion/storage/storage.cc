@@ -9,6 +9,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/split_at_commas.h"
 #include "maxdiffusion/storage/links.h"
 #include "maxdiffusion/storage/remote_library.h"
 
@@ -109,20 +110,27 @@ std::vector<FoundFile> walk(const std::string& location, SkippedLinks* left_out 
   return found;
 }
 
+bool is_local_name(const std::string& location) { return !is_remote(location) && exists(location); }
+
 std::vector<FoundFile> list_one(const std::string& location) {
   const LocationParts p = split_location(location);
   std::vector<FoundFile> found;
-  if (first_wildcard(p.path) != std::string::npos) {
-    // Lists everything below the last folder before the first wildcard, then filters.
-    const size_t root_end = p.path.rfind('/', first_wildcard(p.path));
+  if (first_wildcard(p.path) != std::string::npos && !is_local_name(location)) {
+    // Lists everything below the last folder before the first wildcard, then filters. A local folder that exists is a
+    // name, whatever its letters.
+    size_t root_end = p.path.rfind('/', first_wildcard(p.path));
+    for (size_t next = p.path.find('/', root_end + 1); next != std::string::npos; next = p.path.find('/', next + 1))
+      if (is_local_name(p.path.substr(0, next))) root_end = next;
     check(!is_remote(location) || root_end > std::string_view("s3://").size(), Code::io,
           "'{}': the name of a bucket has no wildcards", shown(location));
     const std::string root = root_end == std::string::npos ? "." : p.path.substr(0, std::max<size_t>(root_end, 1));
-    const std::string pattern = root_end == std::string::npos ? "./" + p.path : p.path;
+    const std::string pattern = p.path.substr(root_end + 1);  // all of it where there is no folder
+    const size_t begin = root_end == std::string::npos ? std::string_view("./").size() : root_end + 1;
     const bool crosses = pattern.find("**") != std::string::npos;
     for (FoundFile& f : walk(root + p.query)) {
       const std::string path = split_location(f.location).path;
-      if (::fnmatch(pattern.c_str(), path.c_str(), crosses ? 0 : FNM_PATHNAME) == 0) found.push_back(std::move(f));
+      if (::fnmatch(pattern.c_str(), path.c_str() + begin, crosses ? 0 : FNM_PATHNAME) == 0)
+        found.push_back(std::move(f));
     }
     check(!found.empty(), Code::io, "'{}': no file matches", shown(location));
   } else {
@@ -166,17 +174,12 @@ RemoteScope::~RemoteScope() {
   if (remote_library_is_open()) remote_library().close();
 }
 
+std::vector<std::string> split_locations(const std::string& locations) { return split_where(locations, is_local_name); }
+
 std::vector<FoundFile> list_inputs(const std::string& locations) {
   std::vector<FoundFile> all;
-  for (size_t start = 0; start <= locations.size();) {
-    const size_t end = std::min(locations.find(',', start), locations.size());
-    const std::string one = locations.substr(start, end - start);
-    const size_t a = one.find_first_not_of(' ');
-    if (a != std::string::npos) {
-      for (FoundFile& f : list_one(one.substr(a, one.find_last_not_of(' ') - a + 1))) all.push_back(std::move(f));
-    }
-    start = end + 1;
-  }
+  for (const std::string& one : split_locations(locations))
+    for (FoundFile& f : list_one(one)) all.push_back(std::move(f));
   check(!all.empty(), Code::io, "no files given");
   return all;
 }

@@ -44,9 +44,12 @@ std::shared_ptr<const InputFile> open_input(const FoundFile& file);
 /// Every file below a folder, or the file itself, sorted, as list_inputs(). Empty if it does not exist or is empty.
 /// Throws io if a remote location does not exist.
 std::vector<FoundFile> list_files(const std::string& location);
-/// The files of a location, sorted: one file; every file below a folder (except names that start with a dot); the
-/// matches of a pattern with *, ? or [ (** also crosses folders); or several of these separated by commas. Throws io if
-/// one of them names no file.
+/// Several locations separated by commas. Local files and folders that exist may have commas in their names: the
+/// longest name is taken.
+std::vector<std::string> split_locations(const std::string& locations);
+/// The files of each of split_locations(), sorted: one file; every file below a folder (except names that start with a
+/// dot); or the matches of a pattern with *, ? or [ (** also crosses folders), unless it is the name of a local file or
+/// folder. Throws io if one of them names no file.
 std::vector<FoundFile> list_inputs(const std::string& locations);
 /// Created in main before any read: its destructor ends the threads and connections of object stores, as their
 /// libraries require. No InputFile may outlive it.

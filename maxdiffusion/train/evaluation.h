@@ -10,21 +10,22 @@
 #include <vector>
 
 #include "maxdiffusion/base/key_path.h"
+#include "maxdiffusion/base/seed.h"
 #include "maxdiffusion/train/state.h"
 
 namespace md {
 
 /// Keys of held-out loss while training.
 struct EvalKeys {
-  int64_t eval_every = -1, eval_max_number_of_samples_in_bucket = 60, eval_seed = 0;
+  int64_t eval_every = -1, eval_max_number_of_samples_in_bucket = 60;
+  Seed eval_seed = 0;
   std::string eval_data_dir;
   std::vector<int64_t> timesteps_list = {125, 250, 375, 500, 625, 750, 875};
   template <class V>
   void visit(V&& v) {
     v("eval_every", eval_every, "steps between evaluations of the loss on held-out data; -1: none");
     v("eval_data_dir", eval_data_dir, "held-out data, of any kind that train_data_dir may be", KeyPath::input);
-    v("eval_seed", eval_seed, "seed of the held-out loss's noise, the same for all runs; -1: the run's seed",
-      at_least(-1));
+    v("eval_seed", eval_seed, "seed of the held-out loss's noise, the same for all runs; -1: the run's seed");
     v("timesteps_list", timesteps_list,
       "timesteps at which the held-out loss is measured; records that say their own are measured at that");
     v("eval_max_number_of_samples_in_bucket", eval_max_number_of_samples_in_bucket,

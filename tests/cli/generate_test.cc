@@ -500,6 +500,58 @@ TEST_F(Samplers, AFileThatCannotBeReadIsNamedWithItsKey) {
   }
 }
 
+TEST_F(Samplers, ImagesOfOtherProgramsAreGeneratedFromTheirSettings) {
+  const std::string folder = model(scheduler_config("sd15")), image = t / "theirs.png",
+                    names = "pretrained_model_name_or_path=" + folder;
+  const HostArray grey(Shape{DType::u8, {8, 8, 3}});
+  const std::vector<std::string> to_latents = {
+      names,          "output_type=latent",        "output_dir=" + (t / "out"), kQuick,
+      "hardware=cpu", "activations_dtype=float32", "precision=HIGHEST"};
+  const auto of_image = [&](const PngTexts& texts) {
+    write_png(image, grey, texts);
+    std::filesystem::remove_all(t / "out");
+    std::vector<std::string> words = {"generate", image};
+    words.insert(words.end(), to_latents.begin(), to_latents.end());
+    const Outcome o = maxdiffusion(words);
+    EXPECT_EQ(o.status, 0) << o.err;
+    return std::pair(latents(), o.err);
+  };
+  const auto [theirs, warnings] =
+      of_image({{"parameters",
+                 "a (cat:1.3)\nNegative prompt: bad\nSteps: 3, Sampler: DPM++ 2M, Schedule type: Automatic, CFG "
+                 "scale: 4, Seed: 5, Size: 16x24, Model: other, Version: v1.10.1"}});
+  EXPECT_TRUE(contains(warnings, "settings without a key here are not used: Model: other, Version: v1.10.1"))
+      << warnings;
+  const Outcome inspected = maxdiffusion({"inspect", "image", image});
+  EXPECT_EQ(inspected.status, 0) << inspected.err;
+  EXPECT_TRUE(contains(inspected.out, "as keys:\nguidance_scale: 4\n")) << inspected.out;
+  EXPECT_TRUE(contains(inspected.out, "width: 16\nwithout a key: Model: other, Version: v1.10.1\n")) << inspected.out;
+  std::filesystem::remove_all(t / "out");
+  ASSERT_EQ(
+      sample(folder, {"prompt=a (cat:1.3)", "negative_prompt=bad", "num_inference_steps=3", "scheduler=dpmpp_2m_karras",
+                      "guidance_scale=4", "sample_seed=5", "width=16", "height=24", "prompt_syntax=a1111"})
+          .status,
+      0);
+  EXPECT_EQ(theirs, latents());
+
+  const auto [comfy, none] = of_image(
+      {{"prompt", R"({"1": {"class_type": "KSampler", "inputs": {"seed": 5, "steps": 3, "cfg": 4.0, "sampler_name":
+        "dpmpp_2m", "scheduler": "karras", "positive": ["2", 0], "negative": ["3", 0], "latent_image": ["4", 0]}},
+        "2": {"class_type": "CLIPTextEncode", "inputs": {"text": "a cat"}},
+        "3": {"class_type": "CLIPTextEncode", "inputs": {"text": "bad"}},
+        "4": {"class_type": "EmptyLatentImage", "inputs": {"width": 16, "height": 24, "batch_size": 1}}})"}});
+  std::filesystem::remove_all(t / "out");
+  ASSERT_EQ(sample(folder, {"prompt=a cat", "negative_prompt=bad", "num_inference_steps=3", "scheduler=dpmpp_2m_karras",
+                            "guidance_scale=4", "sample_seed=5", "width=16", "height=24", "prompt_syntax=comfyui"})
+                .status,
+            0);
+  EXPECT_EQ(comfy, latents());
+
+  const Outcome o = maxdiffusion({"generate", image});
+  EXPECT_EQ(o.status, 2);
+  EXPECT_TRUE(contains(o.err, "names no model folder; expected pretrained_model_name_or_path=FOLDER too")) << o.err;
+}
+
 TEST_F(Samplers, ImagesCarryTheirSettingsAndAreGeneratedAgainToTheBit) {
   const std::string folder = model(scheduler_config("sd15")), out = t / "out";
   std::vector<std::string> words = {"prompt=[\"a: (heart) # [x]\", \"blue\"]",

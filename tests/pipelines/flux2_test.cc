@@ -25,6 +25,12 @@ TEST_F(Flux2, IsGuidedAboveOneUnlessItWasDistilled) {
 
 TEST_F(Flux2, ReadsTheLayersOfItsTextEncoderThatAKeyNames) {
   EXPECT_NE(latents(base, {"text_encoder_out_layers=[3,2,1]"}), latents(base, {}));
+  // Without a config file the folder is looked at first: with the keys of the command line too.
+  const Outcome o = maxdiffusion({"generate", base, "prompt=x", "text_encoder_out_layers=[1,2,3]",
+                                  "max_sequence_length=12", "num_inference_steps=1", "height=16", "width=16",
+                                  "hardware=cpu", "output_dir=" + (t / "first_look")});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(contains(o.err, "1 image of 16x16 denoised")) << o.err;
   expect_refused(generate(base, {"text_encoder_out_layers=[1,2,5]"}), 2,
                  "text_encoder_out_layers holds 5; the text encoder of " + base + " has 4 layers");
   expect_refused(generate(base, {"text_encoder_out_layers=[1,2]"}), 2, "2 layers of the text encoder give 16");

@@ -10,6 +10,7 @@
 #include "maxdiffusion/media/decode_image.h"
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/media/resize.h"
+#include "maxdiffusion/pipelines/sample_request.h"
 #include "tests/cli/command.h"
 
 namespace md {
@@ -78,7 +79,9 @@ TEST_F(ImageToImage, RefusesWhatCannotBegin) {
            {sd, {photo, "strength=1.5"}, 2, "strength is `1.5`, expected a number, 0 to 1"},
            {sd, {photo, "strength=-0.1"}, 2, "strength is `-0.1`, expected a number, 0 to 1"},
            {sd, {photo, "strength=0.2"}, 2, "strength is 0.2, and so none of num_inference_steps=4 steps runs"},
-           {sd, {photo, "strength=0"}, 2, "try: strength=0.8"},
+           {sd, {photo, "strength=0.2"}, 2, "try: strength=0.25, or num_inference_steps=5"},
+           {sd, {photo, "strength=0.8", "num_inference_steps=1"}, 2, "try: strength=1, or num_inference_steps=2"},
+           {sd, {photo, "strength=0"}, 2, "try: strength=0.25"},
            {sd,
             {photo + "," + (t / "other.png"), "prompt=[\"a\", \"b\", \"c\"]"},
             2,
@@ -94,6 +97,54 @@ TEST_F(ImageToImage, RefusesWhatCannotBegin) {
       sd, {photo, "diffusion_scheduler_config={_class_name: PNDMScheduler, skip_prk_steps: false}", "strength=0.5"});
   EXPECT_EQ(o.status, 2) << o.err;
   EXPECT_TRUE(contains(o.err, "PNDMScheduler expects skip_prk_steps=true")) << o.err;
+}
+
+TEST_F(ImageToImage, FilesOfOtherControlsAreRefusedByTheirKind) {
+  const HostArray some(Shape{DType::f32, {4, 3, 3, 3}});
+  const std::string file = t / "control.safetensors";
+  for (const auto& [tensor, kind] : {std::pair{"lora_controlnet", "Control-LoRA"},
+                                     {"lllite_unet_input_blocks_4_1.depth.weight", "ControlNet-LLLite"}}) {
+    write_safetensors(file, {{tensor, some}, {"input_hint_block.0.weight", some}});
+    const Outcome o = maxdiffusion({"generate_controlnet", "pretrained_model_name_or_path=" + sd, "prompt=x",
+                                    "controlnet_model_name_or_path=" + file, "controlnet_image=" + (t / "photo.png")});
+    EXPECT_EQ(o.status, 2) << o.err;
+    EXPECT_TRUE(
+        contains(o.err, fmt::format("'{}' is a {} (it has the tensor {}), which is not supported", file, kind, tensor)))
+        << o.err;
+    EXPECT_FALSE(contains(o.err, "config")) << o.err;
+  }
+}
+
+/// diffusers' defaults, and those of the keys that a request with an image, a mask and a ControlNet leaves out.
+TEST_F(ImageToImage, DefaultsAreThoseOfDiffusersPipelines) {
+  const auto golden = parse_json(read_file(kGoldens + "pipeline_defaults.json"))["pipelines"];
+  for (const auto& [folder, prefix] : {std::pair{sd, std::string("StableDiffusion")},
+                                       {kGoldens + "pipelines/sdxl", std::string("StableDiffusionXL")}}) {
+    const ModelFolder opened = ModelFolder::open(folder);
+    const std::shared_ptr<const Family> family = make_family(opened);
+    for (const auto& [name, begins, masked, controlled] :
+         std::vector<std::tuple<std::string, bool, bool, bool>>{{"Img2Img", true, false, false},
+                                                                {"Inpaint", true, true, false},
+                                                                {"ControlNet", false, false, true},
+                                                                {"ControlNetImg2Img", true, false, true},
+                                                                {"ControlNetInpaint", true, true, true}}) {
+      const auto& its = golden[prefix + name + "Pipeline"];
+      SampleRequest r;
+      r.prompt = {"x"}, r.height = 64, r.width = 64;
+      const HostArray image(Shape{DType::u8, {64, 64, 3}});
+      if (begins) r.images = {image};
+      if (masked) r.mask = image;
+      if (controlled) r.controls = {{.image = image}};
+      const SampleOptions o = sample_options(r, *family, opened.scheduler_config(), {}, 1);
+      if (begins) {
+        EXPECT_EQ(o.strength, its["strength"].get<double>()) << prefix << name;
+      }
+      if (!controlled) continue;
+      EXPECT_EQ(o.controls.at(0).scale, its["controlnet_conditioning_scale"].get<double>()) << prefix << name;
+      EXPECT_EQ(o.controls.at(0).start, its["control_guidance_start"].get<double>()) << prefix << name;
+      EXPECT_EQ(o.controls.at(0).end, its["control_guidance_end"].get<double>()) << prefix << name;
+    }
+  }
 }
 
 TEST_F(ImageToImage, SaysThatStrengthIsIgnoredWithoutAnImage) {

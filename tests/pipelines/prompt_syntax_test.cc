@@ -235,7 +235,7 @@ TEST_P(PromptsOfUnequalLengths, GiveInOneBatchWhatEachGivesAlone) {
     for (const double v : together) largest = std::max(largest, std::abs(v));
     for (size_t i = 0; i < 3; ++i) {
       SampleRequest alone = r;
-      alone.prompt = {r.prompt[i]}, alone.sample_seed = static_cast<int64_t>(r.seeds[i]), alone.seeds.clear();
+      alone.prompt = {r.prompt[i]}, alone.sample_seed = r.seeds[i], alone.seeds.clear();
       if (negative) alone.negative_prompt = {r.negative_prompt[i]};
       const std::vector<double> want = pipeline.generate(alone).latents.to_doubles();
       ASSERT_EQ(want.size(), each);

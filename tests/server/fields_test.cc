@@ -171,8 +171,22 @@ TEST_F(ServedFields, ValuesAreThoseOfTheWebUi) {
   EXPECT_FALSE(pixels(T, with(hr, {{"hr_upscaler", "Latent"}})) == pixels(T, with(hr, {{"hr_upscaler", "Lanczos"}})));
 }
 
+TEST_F(ServedFields, PngInfoHasTheSettingsByName) {
+  TemporaryFolder t;
+  write_png(t / "a.png", HostArray(Shape{DType::u8, {8, 8, 3}}),
+            {{"parameters", "a cat\nNegative prompt: bad\nSteps: 3, Sampler: DPM++ 2M, Seed: 5, Size: 64x96"}});
+  const json info = server->post("/sdapi/v1/png-info", {{"image", to_base64(read_file(t / "a.png"))}}).value();
+  EXPECT_EQ(info["parameters"], (json{{"Prompt", "a cat"},
+                                      {"Negative prompt", "bad"},
+                                      {"Steps", "3"},
+                                      {"Sampler", "DPM++ 2M"},
+                                      {"Seed", "5"},
+                                      {"Size-1", "64"},
+                                      {"Size-2", "96"}}));
+}
+
 TEST_F(ServedFields, SeedsAreExact) {
-  for (const uint64_t seed : {uint64_t{1} << 53 | 1, (uint64_t{1} << 63) - 1}) {
+  for (const uint64_t seed : {uint64_t{1} << 53 | 1, (uint64_t{1} << 63) - 1, ~uint64_t{0}}) {
     const json info =
         parse_json_or_discard(server->post(T, {{"prompt", "x"}, {"seed", seed}}).value()["info"].get<std::string>());
     EXPECT_EQ(info["seed"].get<uint64_t>(), seed);

@@ -1,6 +1,6 @@
 """Writes the goldens of guidance that changes the model or the sampler: diffusers' samples with the folders of other
 goldens, using perturbed attention (its pag pipelines), FreeU, skipped layers (its hooks), CFG++ (its DDIM and Euler
-with replaced noise), dynamic thresholding, and Euler with the timesteps of EDM's models.
+with replaced noise), dynamic thresholding, TCD with the pipelines' eta, and Euler with the timesteps of EDM's models.
 
 tests/golden/guided/ gets
   cases.json                name, folder (of another golden), and the words of the command that must give the same result
@@ -55,6 +55,7 @@ CASES = {
     "thresholding": ("sd", DDIM | THRESHOLD, {}),
     "thresholding_dpmpp": ("sdxl", dict(_class_name="DPMSolverMultistepScheduler", **THRESHOLD),
                            dict(prompt=["red heart", "blue"], width=24)),
+    "tcd": ("sd", dict(_class_name="TCDScheduler"), dict(num_inference_steps=4)),  # with the pipeline's eta, 0
     "continuous": ("sdxl", EDM | dict(sigma_max=700.0), {}),
     "continuous_small": ("sd", EDM | dict(sigma_max=14.6), dict(guidance_rescale=0.5, width=24)),
     "continuous_pag": ("sd", EDM | dict(sigma_max=80.0), dict(pag_scale=2.0, pag_adaptive_scale=0.001)),

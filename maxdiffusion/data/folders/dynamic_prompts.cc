@@ -38,9 +38,17 @@ bool is_escaped(const std::string& text, size_t at) {
   return text[at] == '\\' && at + 1 < text.size() && std::string_view("{}|").find(text[at + 1]) != std::string::npos;
 }
 
+/// Whether `at` is inside a tag such as <lora:my__style__v2:1>: names in tags are those of files.
+bool is_in_tag(const std::string& text, size_t at) {
+  const size_t begin = text.rfind('<', at);
+  if (begin == text.npos || text.find('>', begin) < at || text.find('>', at) == text.npos) return false;
+  const size_t colon = text.find_first_not_of("abcdefghijklmnopqrstuvwxyz", begin + 1);
+  return colon < at && colon > begin + 1 && text[colon] == ':';
+}
+
 /// The name of the wildcard that begins at `at`; empty: there is none.
 std::string wildcard_at(const std::string& text, size_t at) {
-  if (text.compare(at, 2, "__") != 0) return "";
+  if (text.compare(at, 2, "__") != 0 || is_in_tag(text, at)) return "";
   const size_t end = text.find("__", at + 3);
   if (end == text.npos) return "";
   const std::string name = text.substr(at + 2, end - at - 2);

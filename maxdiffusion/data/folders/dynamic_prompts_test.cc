@@ -50,6 +50,17 @@ class Dynamic : public testing::Test {
 };
 using Kinds = std::set<std::string>;
 
+TEST_F(Dynamic, NamesInTagsAreNoWildcards) {
+  for (const char* prompt : {"a <lora:my__warm__v2:1>", "<lora:__warm__:0.5> b", "<hypernet:a__nothing__b:1>"}) {
+    EXPECT_FALSE(DynamicPrompts::has_choices(prompt)) << prompt;
+    EXPECT_EQ(of(prompt), prompt);
+  }
+  EXPECT_EQ(of("{<lora:my__warm__v2:1>}, x"), "<lora:my__warm__v2:1>, x");
+  EXPECT_EQ(kinds("<lora:a__b__c:1> __warm__"),
+            (std::set<std::string>{"<lora:a__b__c:1> red", "<lora:a__b__c:1> orange"}));
+  EXPECT_TRUE(DynamicPrompts::has_choices("a < b, c: __warm__ > d"));
+}
+
 TEST_F(Dynamic, AlternativesAreChosenTextByText) {
   EXPECT_EQ(of("a plain, (weighted:1.2) [prompt] | x } _ __ b"), "a plain, (weighted:1.2) [prompt] | x } _ __ b");
   EXPECT_EQ(kinds("a { red | blue } heart"), (Kinds{"a red heart", "a blue heart"}));

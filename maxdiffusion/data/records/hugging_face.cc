@@ -87,7 +87,7 @@ std::optional<Files> saved_to_disk(const Files& files, const std::string& root, 
 // Opens Parquet, Arrow, an image folder or a clip folder, depending on the files.
 SourcePtr hf_source(const std::string& where, const DataSourceConfig& config) {
   const Files files = list_inputs(where);
-  if (where.find(',') == std::string::npos) {
+  if (split_locations(where).size() == 1) {
     if (const auto saved = saved_to_disk(files, where, config.train_split)) return table_source(*saved, config);
   }
   const Files tables = only(files, [](const FoundFile& f) { return has_ending(f, kTables); });
