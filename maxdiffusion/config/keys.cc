@@ -207,7 +207,7 @@ ConfigKey numbers_key(const char* name, std::vector<T>& m, const char* meaning, 
 /// Key of a seed, or of an optional seed. Its range is that of read_seed().
 template <class T>
 ConfigKey seed_key(const char* name, T& m, const char* meaning) {
-  ConfigKey key = number_key(name, m, meaning, "a whole number of at most 18446744073709551615", {}, read_seed,
+  ConfigKey key = number_key(name, m, meaning, "a whole number, -1 to 18446744073709551615", {}, read_seed,
                              [](const Seed& s) { return s.text(); });
   key.type = std::is_same_v<T, Seed> ? "a whole number" : "a whole number or null";
   key.range = at_least(-1);

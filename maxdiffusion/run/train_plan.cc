@@ -365,6 +365,13 @@ TrainPlan plan_training(const TrainingRequest& request, const ModelComponents& m
   return plan_training(request, models.folder(), models.family(), models.device_counts());
 }
 
+void check_batch_size(const TrainPlan& plan, int64_t samples) {
+  // DreamBooth repeats its few images; in other data a batch has no sample twice.
+  check(plan.data.mode == DataMode::dreambooth || samples <= 0 || plan.batch_size() <= samples, Code::invalid_config,
+        "per_device_batch_size: a batch of {} samples; expected at most {}, the number in the data", plan.batch_size(),
+        samples);
+}
+
 TrainPlan with_data(TrainPlan plan, const DenoiseTask& task, const std::vector<ImageSize>& buckets, int64_t samples) {
   plan.task = task;
   plan.tasks.clear();
@@ -377,10 +384,7 @@ TrainPlan with_data(TrainPlan plan, const DenoiseTask& task, const std::vector<I
     }
   }
   set_rates(plan);
-  // DreamBooth repeats its few images; in other data a batch has no sample twice.
-  check(plan.data.mode == DataMode::dreambooth || samples <= 0 || plan.batch_size() <= samples, Code::invalid_config,
-        "per_device_batch_size: a batch of {} samples; expected at most {}, the number in the data", plan.batch_size(),
-        samples);
+  check_batch_size(plan, samples);
   if (plan.optim.max_train_steps > 0) return plan;
   const int64_t epochs = plan.loop.keys.num_train_epochs;
   check(epochs > 0, Code::invalid_config, "You must set max_train_steps or num_train_epochs to a positive integer");

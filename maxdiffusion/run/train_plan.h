@@ -75,6 +75,8 @@ TrainPlan plan_training(const TrainingRequest& request, const ModelComponents& m
 using PlanParts = std::vector<std::pair<const char*, std::function<void(TrainPlan&)>>>;
 PlanParts plan_parts(const TrainingRequest& request, const ModelFolder& folder,
                      const std::shared_ptr<const Family>& family, const DeviceCounts& counts);
+/// Throws invalid_config if a batch is larger than this number of samples (-1: unknown).
+void check_batch_size(const TrainPlan& plan, int64_t samples);
 /// The plan completed from its data: the task on it, the sizes of its buckets (none: all have the task's size), and the
 /// number of its samples (-1: unknown). Throws invalid_config if a batch is larger than the data, or epochs cannot be
 /// counted.

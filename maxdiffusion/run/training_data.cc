@@ -165,9 +165,13 @@ void open_synthetic(ModelComponents& models, const TrainPlan& plan, TrainingData
 void open_encoded_images(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
   const ImageConfig& images = plan.data.images;
   const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.data.source));
-  if (plan.autoencoder)
-    train_autoencoder(models, plan, cached_examples(cache_pixels(plan.data.cache_dir, source, images).buckets[0], {}));
   const auto folders = std::dynamic_pointer_cast<const DataFolders>(source);
+  if (plan.autoencoder) {
+    const auto pixels = cache_pixels(plan.data.cache_dir, source, images).buckets[0];
+    check_batch_size(plan,
+                     (folders ? folder_samples(pixels, folders, images, {}) : cached_examples(pixels, {}))->size());
+    train_autoencoder(models, plan, cached_examples(pixels, {}));
+  }
   const bool tokens = data.task.text->tokens();  // a text encoder is trained
   const bool vary = folders && (tokens || folders->captions_vary());
   if (vary) {

@@ -132,7 +132,7 @@ TEST(RunConfig, NumbersThatNoRunCanUseAreRefused) {
   EXPECT_TRUE(contains(refusal({"adam_b2=1"}), "adam_b2 is `1`, expected a number, at least 0 and below 1"));
   EXPECT_TRUE(contains(refusal({"warmup_steps_fraction=1.5"}), "expected a number, 0 to 1"));
   EXPECT_TRUE(contains(refusal({"seed=-2"}),
-                       "seed is `-2`, expected a whole number, -1 or more\n  seed: seed of every "
+                       "seed is `-2`, expected a whole number, -1 to 18446744073709551615\n  seed: seed of every "
                        "random stream; -1: random, logged"));
   EXPECT_EQ(parse("", {"max_train_steps=1e3"}).optim.max_train_steps, 1000);
   EXPECT_EQ(parse("", {"max_train_steps=-1", "learning_rate=0", "guidance_scale=0"}).optim.max_train_steps, -1);

@@ -105,7 +105,8 @@ TEST_F(ImageToImage, FilesOfOtherControlsAreRefusedByTheirKind) {
   for (const auto& [tensor, kind] : {std::pair{"lora_controlnet", "Control-LoRA"},
                                      {"lllite_unet_input_blocks_4_1.depth.weight", "ControlNet-LLLite"}}) {
     write_safetensors(file, {{tensor, some}, {"input_hint_block.0.weight", some}});
-    const Outcome o = maxdiffusion({"generate_controlnet", "pretrained_model_name_or_path=" + sd, "prompt=x",
+    const Outcome o = maxdiffusion({"generate_controlnet", MD_SOURCE_DIR "/tests/pipelines/generate.yml",
+                                    "pretrained_model_name_or_path=" + sd, "prompt=x",
                                     "controlnet_model_name_or_path=" + file, "controlnet_image=" + (t / "photo.png")});
     EXPECT_EQ(o.status, 2) << o.err;
     EXPECT_TRUE(

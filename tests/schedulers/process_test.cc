@@ -481,7 +481,8 @@ TEST(SchedulerKeys, WhatTrainingReadsIsTheSameInBothConfigs) {
                                                {"steps_offset", 1},
                                                {"rescale_betas_zero_snr", true},
                                                {"timestep_spacing", "trailing"},
-                                               {"prediction_type", "v_prediction"}}));
+                                               {"prediction_type", "v_prediction"},
+                                               {"eta", 0.0}}));
   EXPECT_EQ(training_config(file, keys), json({{"_class_name", "PNDMScheduler"},
                                                {"beta_start", 0.00085},
                                                {"steps_offset", 1},

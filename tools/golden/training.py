@@ -158,10 +158,9 @@ def flow_steps(model, data, dtype, loss_of):
         with kept_precision():
             loss = loss_of(b, latents, eps, x, t)
         loss.backward()
-        for p in model.parameters():  # unused weights decay too
-            p.grad = torch.zeros_like(p) if p.grad is None else p.grad
+        used = [p for p in model.parameters() if p.grad is not None]
         log["loss"].append(loss.item())
-        log["grad_norm"].append(torch.stack([p.grad.norm() for p in model.parameters()]).norm().item())
+        log["grad_norm"].append(torch.stack([p.grad.norm() for p in used]).norm().item())
         log["learning_rate"].append(RATE)
         optimizer.step()
         model.zero_grad()
