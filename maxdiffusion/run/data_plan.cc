@@ -81,6 +81,7 @@ SourcePlan plan_source(const DataKeys& keys, DataMode mode) {
   if (mode == DataMode::dreambooth)
     return {.config = {.dataset_type = "image_folder",
                        .train_data_dir = keys.dreambooth.instance_data_dir,
+                       .follow_links = keys.source.follow_links,
                        .captions = false}};  // the prompts are
   SourcePlan plan{.config = keys.source};
   DataSourceConfig& s = plan.config;

@@ -56,12 +56,13 @@ bool is_inside(const fs::path& path, const fs::path& folder) {
   return std::mismatch(folder.begin(), folder.end(), path.begin(), path.end()).first == folder.end();
 }
 
-/// Why a link below a folder is not followed; empty: it is followed.
-std::string fault_of_link(const fs::path& link, const fs::path& folder) {
+/// Why a link below a folder is not followed; empty: it is followed. `out`: also to what is not in the folder.
+std::string fault_of_link(const fs::path& link, const fs::path& folder, bool out) {
   std::error_code ec;
   const fs::path to = fs::canonical(link, ec);
   if (ec) return "it leads nowhere";
   const bool inside = is_inside(to, folder);
+  if (!inside && out) return "";
   if (fs::is_directory(to, ec))
     return inside ? "it leads to a folder that is read anyway" : fmt::format("it leads to '{}'", to.string());
   // models--owner--name/snapshots/revision/file is a link to models--owner--name/blobs/hash.
@@ -71,7 +72,7 @@ std::string fault_of_link(const fs::path& link, const fs::path& folder) {
 }
 
 // Lists files, unsorted. Without `left_out`, all links are followed.
-std::vector<FoundFile> walk(const std::string& location, SkippedLinks* left_out = nullptr) {
+std::vector<FoundFile> walk(const std::string& location, SkippedLinks* left_out = nullptr, bool out_of_folder = false) {
   std::vector<FoundFile> found;
   check_scheme(location);
   if (is_remote(location)) {
@@ -92,7 +93,7 @@ std::vector<FoundFile> walk(const std::string& location, SkippedLinks* left_out 
   for (; !ec && it != end; it.increment(ec)) {
     std::string fault;
     std::error_code unknown;
-    if (left_out && it->is_symlink(unknown)) fault = fault_of_link(it->path(), folder);
+    if (left_out && it->is_symlink(unknown)) fault = fault_of_link(it->path(), folder, out_of_folder);
     if (fault.empty() && it->is_directory(unknown) && !visited.insert(fs::weakly_canonical(it->path(), unknown)).second)
       fault = "it leads to a folder that is read anyway";
     if (it->path().filename().string().starts_with('.')) {
@@ -164,8 +165,8 @@ std::vector<FoundFile> list_files(const std::string& location) {
   return found;
 }
 
-std::vector<FoundFile> list_files(const std::string& location, SkippedLinks& left_out) {
-  std::vector<FoundFile> found = walk(location, &left_out);
+std::vector<FoundFile> list_files(const std::string& location, SkippedLinks& left_out, bool out_of_folder) {
+  std::vector<FoundFile> found = walk(location, &left_out, out_of_folder);
   std::ranges::sort(found, {}, &FoundFile::location);
   return found;
 }

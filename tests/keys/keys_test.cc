@@ -51,7 +51,9 @@ class World {
  public:
   World() {
     ::setenv("XLA_FLAGS", "--xla_backend_optimization_level=0", 1);
-    for (const char* name : {"images", "others", "masks", "repeated/2_heart", "classes/1_shape"}) write_images(name);
+    for (const char* name : {"images", "others", "masks", "repeated/2_heart", "classes/1_shape", "linked"})
+      write_images(name);
+    std::filesystem::create_directory_symlink("../others", t_ / "linked/others");
     write_file_atomic(t_ / "dataset.toml",
                       "[[datasets]]\n[[datasets.subsets]]\nimage_dir = 'others'\nshuffle_caption = true\n");
     HostArray clips(Shape{DType::f32, {3, 11, 40, 48, 3}});
@@ -412,6 +414,7 @@ const std::vector<Row>& rows() {
       {"dataset_type", "synthetic", Kind::images, {"synthetic_num_samples=4"}},
       {"dataset_name", "{world}/others", Kind::images, {"train_data_dir="}},
       {"train_data_dir", "{world}/others"},
+      {"follow_links", "true", Kind::images, {"train_data_dir={world}/linked"}},
       {"hf_train_files",
        "{goldens}/data/files/plain.parquet",
        Kind::images,

@@ -84,6 +84,7 @@ std::vector<ImageItem> images_of(const DataFolder& f) {
                                           : list_image_folder(f.folder, {.caption_extensions = f.caption_extensions,
                                                                          .recursive = f.recursive,
                                                                          .clips = f.clips,
+                                                                         .follow_links = f.follow_links,
                                                                          .quiet = true});
   if (!f.metadata.empty() && !by_lines) {
     const std::map<std::string, std::string> captions = kohya_captions(f.metadata, f.captions.separator);
@@ -179,9 +180,10 @@ struct DataFolders::Listed {
     check_folder(f);
     std::vector<ImageItem> found = images_of(f);
     std::vector<FoundFile> masks;
-    if (!f.masks.empty()) masks = list_partners(f.masks, found, "conditioning_data_dir", "mask");
+    if (!f.masks.empty()) masks = list_partners(f.masks, found, "conditioning_data_dir", "mask", f.follow_links);
     for (const std::string& folder : f.references) {
-      const std::vector<FoundFile> references = list_partners(folder, found, "control images", "control image");
+      const std::vector<FoundFile> references =
+          list_partners(folder, found, "control images", "control image", f.follow_links);
       for (size_t k = 0; k < found.size(); ++k) found[k].references.push_back(references[k]);
     }
     for (size_t k = 0; k < found.size(); ++k)

@@ -30,6 +30,7 @@ struct DataFolder {
   std::string where;   // "dataset.toml:12", for messages
   std::string folder;  // a location; may be empty with `metadata`
   bool recursive = false, clips = false;
+  bool follow_links = false;  // out of the folder
   /// Captions of the images: kohya's JSON ({"name": {"caption": …, "tags": …}}), or JSON lines ({"image_path": …,
   /// "caption": …}, .jsonl). Empty: captions are next to the images.
   std::string metadata;

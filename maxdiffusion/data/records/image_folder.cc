@@ -36,10 +36,11 @@ struct Content {
   std::set<std::string> extensions;
   bool clips = false;  // folders of frames are also items
 };
-const Content kImages{"image folder",
-                      "images",
-                      "png, jpeg, webp, gif, bmp, tiff, avif",
-                      {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif"}};
+const Content kImages{
+    "image folder",
+    "images",
+    "png, jpeg, webp, gif, bmp, tiff, avif",
+    {".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".webp", ".gif", ".bmp", ".dib", ".tif", ".tiff", ".avif"}};
 const Content kClips{"clip folder",
                      "clips",
                      "mp4, mov, mkv, webm, avi, gif, animated webp, or folders of png or jpeg frames",
@@ -128,7 +129,8 @@ Listing listing_of(const std::string& folder, const Content& content, const char
   const bool is_folder = is_remote(folder) || fs::is_directory(folder, ec);
   SkippedLinks links;
   std::map<std::string, int64_t> others;  // by extension
-  const std::vector<FoundFile> found = is_folder ? list_files(all.root, links) : std::vector<FoundFile>();
+  const std::vector<FoundFile> found =
+      is_folder ? list_files(all.root, links, config.follow_links) : std::vector<FoundFile>();
   if (const auto n = std::erase_if(links, [](const auto& l) { return l.second == kNoRegularFile; }); n > 0)
     others[kNoRegularFile] = static_cast<int64_t>(n);
   const std::string before = split_location(below(all.root, "")).path;
@@ -456,9 +458,10 @@ std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageF
 }
 
 std::vector<FoundFile> list_partners(const std::string& folder, const std::vector<ImageItem>& items,
-                                     const std::string& key, const std::string& kind) {
+                                     const std::string& key, const std::string& kind, bool follow_links) {
   const std::string advice = fmt::format("try: a folder of {}s, each with its image's path and name", kind);
-  return find_partners(listing_of(folder, kImages, key.c_str(), advice.c_str()), items, key, kind);
+  return find_partners(listing_of(folder, kImages, key.c_str(), advice.c_str(), {.follow_links = follow_links}), items,
+                       key, kind);
 }
 
 Record read_item(const ImageItem& item, const FoundFile* mask) {
@@ -486,8 +489,10 @@ SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig&
   std::optional<Listing> masks;
   if (!config.conditioning_data_dir.empty())
     masks = listing_of(config.conditioning_data_dir, kImages, "conditioning_data_dir",
-                       "try: conditioning_data_dir names a folder of masks, each with its image's path and name");
-  return std::make_shared<ImageFolder>(folder, listing_of(folder, kImages), masks, config);
+                       "try: conditioning_data_dir names a folder of masks, each with its image's path and name",
+                       {.follow_links = config.follow_links});
+  return std::make_shared<ImageFolder>(
+      folder, listing_of(folder, kImages, nullptr, nullptr, {.follow_links = config.follow_links}), masks, config);
 }
 
 SourcePtr clip_folder_source(const std::string& folder, const DataSourceConfig& config) {
@@ -495,8 +500,12 @@ SourcePtr clip_folder_source(const std::string& folder, const DataSourceConfig& 
       config.array_columns.empty(), Code::invalid_config,
       "clip folder '{}': it holds clips and captions; encoded samples are read from dataset_type tfrecord, grain or hf",
       shown(folder));
-  return std::make_shared<ImageFolder>(folder, listing_of(folder, kClips), std::nullopt, config);
+  return std::make_shared<ImageFolder>(
+      folder, listing_of(folder, kClips, nullptr, nullptr, {.follow_links = config.follow_links}), std::nullopt,
+      config);
 }
+
+const std::set<std::string>& image_endings() { return kImages.extensions; }
 
 bool holds_clips(const Files& files) {
   const auto any = [&](const auto& extensions) {

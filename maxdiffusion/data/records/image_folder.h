@@ -34,17 +34,18 @@ struct ImageFolderConfig {
   std::vector<std::string> caption_extensions = {
       ".txt"};  // of caption files next to the images; the first existing one is used
   bool recursive = true, clips = false;
-  bool captions = true;  // false: captions are not used, so none is missing
-  bool quiet = false;    // no warnings about images without captions, and captions without images
+  bool follow_links = false;  // out of the folder
+  bool captions = true;       // false: captions are not used, so none is missing
+  bool quiet = false;         // no warnings about images without captions, and captions without images
 };
 
 /// Lists the folder (local, gs:// or s3://), recursively, sorted by path, without names that start with a dot. Links
-/// out of the folder are not followed; a warning counts them and files of other kinds. Each folder may hold metadata
-/// for the files below it. Images whose names differ only in their extension share a caption file, as in kohya's
-/// sd-scripts. Images without caption get "", and one warning counts them. Throws io if the folder is missing (path,
-/// what to try) or has no images, or if metadata names files that are outside of the folder, missing or listed twice,
-/// lacks a column, or has a line that is not JSON or has another number of cells (file:line); and for texts that
-/// decoded_text refuses.
+/// out of the folder are followed only with follow_links; a warning counts them and files of other kinds. Each folder
+/// may hold metadata for the files below it. Images whose names differ only in their extension share a caption file, as
+/// in kohya's sd-scripts. Images without caption get "", and one warning counts them. Throws io if the folder is
+/// missing (path, what to try) or has no images, or if metadata names files that are outside of the folder, missing or
+/// listed twice, lacks a column, or has a line that is not JSON or has another number of cells (file:line); and for
+/// texts that decoded_text refuses.
 std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageFolderConfig& config);
 
 /// Reads the item's record. If a file cannot be read, the record's `fault` says so.
@@ -52,6 +53,6 @@ Record read_item(const ImageItem& item, const FoundFile* mask = nullptr);
 /// The masks or reference images (`kind`: "mask", for messages) of the images, one each, with the same path below this
 /// folder, which `key` names, and any extension. Throws io if one is missing.
 std::vector<FoundFile> list_partners(const std::string& folder, const std::vector<ImageItem>& items,
-                                     const std::string& key, const std::string& kind);
+                                     const std::string& key, const std::string& kind, bool follow_links);
 
 }  // namespace md

@@ -229,11 +229,15 @@ TEST(ImageFolder, LinksStayInsideAndAreCounted) {
   fs::create_symlink(elsewhere.path + "/secret.png", f.path + "/c.png");
   fs::create_symlink("nowhere.png", f.path + "/dangling.png");
   fs::create_symlink("a.png", f.path + "/same.png");
-  const auto names = [](const std::string& folder) {
+  const auto names = [](const std::string& folder, bool follow_links = false) {
     std::vector<std::string> all;
-    for (const ImageItem& item : list_image_folder(folder, {})) all.push_back(item.name);
+    for (const ImageItem& item : list_image_folder(folder, {.follow_links = follow_links})) all.push_back(item.name);
     return all;
   };
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(names(f.path, true), (std::vector<std::string>{"a.png", "c.png", "out/deep/other.png", "out/secret.png",
+                                                           "same.png", "sub/b.png"}));
+  EXPECT_NE(testing::internal::GetCapturedStderr().find("3 links are not followed"), std::string::npos);
   testing::internal::CaptureStderr();
   EXPECT_EQ(names(f.path), (std::vector<std::string>{"a.png", "same.png", "sub/b.png"}));
   const std::string log = testing::internal::GetCapturedStderr();

@@ -2,6 +2,8 @@
 #pragma once
 
 #include <optional>
+#include <set>
+#include <string>
 
 #include "maxdiffusion/data/records/open_source.h"
 
@@ -13,14 +15,14 @@ using Files = std::vector<FoundFile>;
 /// The rows of the table: the name, which is the value of `dataset_type`; the suffixes by which files of a location are
 /// recognized, tried in the order of the rows ("": never recognized); whether the kind has splits. A row's function is
 /// NAME_source, in its own file.
-#define DATA_KINDS(X)                                       \
-  X(image_folder, "", false)                                \
-  X(clip_folder, "", false)                                 \
-  X(webdataset, ".tar", false)                              \
-  X(tfrecord, ".tfrecord .tfrecords .tfrec", false)         \
-  X(grain, ".array_record .arrayrecord", false)             \
-  X(hf, ".parquet .arrow .feather", true)                   \
-  X(tf, "", true) /* the reference's name for a whole hf */ \
+#define DATA_KINDS(X)                                                 \
+  X(image_folder, "", false)                                          \
+  X(clip_folder, "", false)                                           \
+  X(webdataset, ".tar .tar.gz .tgz .tar.bz2 .tar.xz .tar.zst", false) \
+  X(tfrecord, ".tfrecord .tfrecords .tfrec", false)                   \
+  X(grain, ".array_record .arrayrecord", false)                       \
+  X(hf, ".parquet .arrow .feather", true)                             \
+  X(tf, "", true) /* the reference's name for a whole hf */           \
   X(synthetic, "", false)
 
 /// The source at `where`: a file, a folder or several, as list_inputs() reads them; empty for synthetic.
@@ -51,6 +53,8 @@ Record record_of_example(std::string_view bytes, const DataSourceConfig& config,
 /// The part of a source's fingerprint that names the columns that are read.
 std::string columns_key(const DataSourceConfig& config);
 
+/// The endings of images' names, in lower case, with the dot.
+const std::set<std::string>& image_endings();
 /// Whether the files of a folder are clips: it has videos and no images.
 bool holds_clips(const Files& files);
 

@@ -61,7 +61,11 @@ bool holds_clips(const DataSourceConfig& config) {
 }
 
 std::shared_ptr<const RecordSource> open_source(const DataSourceConfig& config) {
-  if (!config.folders.empty()) return std::make_shared<DataFolders>(config.folders_name, config.folders);
+  if (!config.folders.empty()) {
+    std::vector<DataFolder> folders = config.folders;
+    for (DataFolder& f : folders) f.follow_links = config.follow_links;
+    return std::make_shared<DataFolders>(config.folders_name, std::move(folders));
+  }
   const Kind* kind = std::ranges::find(kKinds, config.dataset_type, &Kind::name);
   check(config.dataset_type.empty() || kind != std::end(kKinds), Code::invalid_config,
         "dataset_type is '{}'; expected one of: {}", config.dataset_type,

@@ -47,7 +47,8 @@ struct DataSourceConfig {
   std::map<std::string, Shape> synthetic_arrays;
   uint64_t synthetic_seed = 0;
   bool load_tfrecord_cached = true;
-  bool captions = true;  // false: captions are not used, so none is missing
+  bool follow_links = false;  // of image and clip folders
+  bool captions = true;       // false: captions are not used, so none is missing
 
   /// The entries of cond_image_column.
   std::vector<std::string> reference_columns() const;
@@ -84,6 +85,7 @@ struct DataSourceConfig {
       "folder with a mask (red, 0 to 255) for each image of train_data_dir, of the same name; with masked_loss",
       KeyPath::input);
     v("max_train_samples", max_train_samples, "use only the first N images; -1: all");
+    v("follow_links", follow_links, "follow links in folders of images and clips that lead out of the folder");
     v("synthetic_num_samples", synthetic_num_samples,
       "samples of dataset_type synthetic; null: 1000 images, or endless encoded samples");
     v("load_tfrecord_cached", load_tfrecord_cached,

@@ -358,6 +358,21 @@ std::string tar_of(const std::vector<std::pair<std::string, std::string>>& membe
   return out + std::string(1024, '\0');
 }
 
+TEST(Source, TarsHoldImagesOfAllKindsAndCompressedOnesAreNamed) {
+  const std::string folder = testing::TempDir() + "tars_of_kinds";
+  fs::remove_all(folder);
+  fs::create_directories(folder);
+  const std::string png = "bytes";  // not decoded here
+  write_file_atomic(folder + "/0.tar", tar_of({{"a.jfif", png}, {"a.txt", "first"}, {"b.bmp", png}, {"b.txt", "b"}}));
+  const std::vector<Record> all = all_of({.train_data_dir = folder});
+  ASSERT_EQ(all.size(), 2u);
+  for (const Record& r : all) EXPECT_EQ(r.image.bytes, png) << r.fault;
+  write_file_atomic(folder + "/1.tar.gz", "x");
+  const std::string refusal = "1.tar.gz': a compressed tar file; expected .tar";
+  EXPECT_ERROR(all_of({.train_data_dir = folder}), refusal);
+  EXPECT_ERROR(all_of({.train_data_dir = folder + "/1.tar.gz"}), refusal);
+}
+
 /// What is logged while all records are read; `captions` receives theirs.
 std::string log_of(const DataSourceConfig& config, std::vector<std::string>& captions) {
   testing::internal::CaptureStderr();

@@ -1,5 +1,5 @@
 // WebDataset: tar files, each a shard. Members whose paths are equal up to the first dot of the file name form one
-// record: an image (.jpg, .jpeg, .png, .webp) and its caption (.txt, or a key of .json). Other members, and those
+// record: an image (image_endings()) and its caption (.txt, or a key of .json). Other members, and those
 // whose names start with a dot, are ignored.
 // Tar as POSIX ustar, with pax and GNU long names. Source: POSIX pax, "ustar Interchange Format"; GNU tar manual.
 #include <algorithm>
@@ -158,14 +158,13 @@ class Reader : public ShardReader {
       if (auto m = tar_.next(); !m || !is_hidden(m->name)) return m;
   }
   static Record record(const std::vector<Member>& members, const std::string& name, const DataSourceConfig& config) {
-    static constexpr const char* kImages[] = {"jpg", "jpeg", "png", "webp"};
     Record r{.name = name};
     bool captioned = false;
     std::string found;
     for (const Member& m : members) {
       const std::string e = split(m.name).extension;
       found += (found.empty() ? "" : ", ") + e;
-      const bool any_image = std::ranges::find(kImages, e) != std::end(kImages);
+      const bool any_image = image_endings().contains("." + e);
       if (config.image_column == "image" ? any_image && !r.image.owner : e == config.image_column) r.image = m.content;
       if (e == (config.caption_column == "text" ? "txt" : config.caption_column)) {
         r.caption = trimmed(decoded_text(m.content.bytes, fmt::format("{}.{}", name, e)));
@@ -232,6 +231,10 @@ class Tars : public RecordSource {
 
 SourcePtr webdataset_source(const std::string& where, const DataSourceConfig& config) {
   const Files files = list_inputs(where);
+  for (const FoundFile& f : files)
+    if (has_ending(f, ".tar.gz .tgz .tar.bz2 .tar.xz .tar.zst"))
+      throw Error(Code::io, fmt::format("'{}': a compressed tar file; expected .tar", shown(f.location)))
+          .note("try: decompress it, as with gunzip; images are compressed already");
   Files tars;
   std::ranges::copy_if(files, std::back_inserter(tars), [](const FoundFile& f) { return has_ending(f, ".tar"); });
   check(!tars.empty(), Code::io, "'{}': no .tar file; the first of {} files is {}", shown(where), files.size(),
