@@ -34,7 +34,7 @@ CheckpointReader::CheckpointReader(const std::string& folder, FromBucket mode)
       folder_(mode == FromBucket::copies ? local_checkpoint(folder, CheckpointPart::component, kTrainingState)
                                          : folder),
       checksums_(folder_,
-                 "a resumed run does not read it: its model and scheduler are those of its model folder; "
+                 "a resumed run does not read it: its model and scheduler come from its model folder; "
                  "give the checkpoint to a new run as pretrained_model_name_or_path to train on with it"),
       state_json_(checksums_.files().text(kState)),
       index_(checksums_.files().path_of(kIndex)) {

@@ -406,8 +406,8 @@ class Check {
     };
     const auto [same, all] = same_files(last(whole), last(run));
     report_["resumed"][run] = {{"same_files", same}, {"files", all}};
-    text_ += fmt::format("- {}: {} of {} files of the last checkpoint are those of the run without a break{}\n", run,
-                         same, all, same == all && all > 0 ? ", to the bit" : "; **not to the bit**");
+    text_ += fmt::format("- {}: {} of {} files of the last checkpoint equal the files of the run without a break{}\n",
+                         run, same, all, same == all && all > 0 ? ", to the bit" : "; **not to the bit**");
   }
 
   // ---- 4

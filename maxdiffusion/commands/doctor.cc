@@ -143,7 +143,7 @@ Findings join(const Findings& config_findings) {
     least = std::min(least, std::stod(clock) - now);
     most = std::max(most, std::stod(clock) - now);
   }
-  const std::string apart = fmt::format("those of {} processes are {:.3f} s apart", clocks.size(), most - least);
+  const std::string apart = fmt::format("the clocks of {} processes are {:.3f} s apart", clocks.size(), most - least);
   out.push_back(most - least > 2 ? warning("clocks", apart, "timedatectl set-ntp true, on every host")
                                  : ok("clocks", apart));
   for (size_t i = 1; i < found.size(); ++i)

@@ -24,7 +24,8 @@ struct InversionKeys {
       "textual inversion: the word, of one token, whose embedding all vectors start with");
     v("num_vectors", num_vectors, "textual inversion: embeddings that the word means", in_range(1, 75));
     v("learnable_property", learnable_property,
-      "textual inversion: captions are templates with the word, as of an object or of a style; captions: those of the "
+      "textual inversion: captions are templates with the word, as of an object or of a style; captions: the captions "
+      "of the "
       "data, which hold the word",
       one_of({"object", "style", "captions"}));
     v("repeats", repeats, "textual inversion with templates: samples of each image in an epoch", at_least(1));

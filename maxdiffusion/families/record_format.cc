@@ -90,7 +90,7 @@ class FluxRecords final : public RecordFormat {
     const auto last = positions.view<float>().subspan(static_cast<size_t>(d[1] * 3 - 2), 2);
     const int64_t rows = std::llround(last[0]) + 1, columns = std::llround(last[1]) + 1;
     check(rows > 0 && columns > 0 && rows * columns == d[1], Code::io,
-          "img_ids of records end with row {} and column {}, which are not those of {} tokens", last[0], last[1], d[1]);
+          "img_ids of records end with row {} and column {}, which do not fit {} tokens", last[0], last[1], d[1]);
     const HostArray latents = with_axes(tokens.reshaped({d[0], rows, columns, c, patch, patch}), {0, 1, 4, 2, 5, 3});
     return {{"latents", latents.reshaped({d[0], rows * patch, columns * patch, c})},
             {"prompt_embeds", records.at("text_embeds").cast(DType::f32)},

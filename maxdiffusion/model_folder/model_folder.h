@@ -40,7 +40,7 @@ struct FolderKeys {
   template <class V>
   void visit(V&& v) {
     v("single_file_config", single_file_config,
-      "model folder whose configs and tokenizers a single .safetensors file is read with; empty: those of the "
+      "model folder whose configs and tokenizers a single .safetensors file is read with; empty: the configs of the "
       "published model",
       KeyPath::input);
     v("variant", variant,

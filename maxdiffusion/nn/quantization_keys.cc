@@ -44,7 +44,7 @@ void QuantizationKeys::warn() const {
   if (!use_qwix_quantization && !quantization.empty())
     log_warning("quantization is ignored: use_qwix_quantization is false");
   if (quantization_local_shard_count != -1)
-    log_warning("quantization_local_shard_count is ignored: ranges are those of whole tensors");
+    log_warning("quantization_local_shard_count is ignored: ranges are taken of whole tensors");
   if (!use_qwix_quantization || !kind_of(*this).per_channel) return;
   for (const auto& [key, value] :
        {std::pair{"quantization_calibration_method", &quantization_calibration_method},

@@ -32,7 +32,7 @@ struct QuantizationKeys {
     v("bwd_quantization_calibration_method", bwd_quantization_calibration_method,
       "range of gradients with fp8_full; empty: quantization_calibration_method");
     v("quantization_local_shard_count", quantization_local_shard_count,
-      "accepted for MaxDiffusion's files; ranges are those of whole tensors, sharded or not");
+      "accepted for MaxDiffusion's files; ranges are taken of whole tensors, sharded or not");
   }
 
   /// Warns of keys that have no effect.

@@ -18,7 +18,7 @@ struct CameArgs {
   template <class V>
   void visit(V&& v) {
     v("betas", betas, "decays of the update's average, of its square's and of its instability's", in_range(0, 1));
-    v("eps", eps, "added to squares of the gradient, and to those of the instability", at_least(0));
+    v("eps", eps, "added to squares of the gradient, and to squares of the instability", at_least(0));
     v("clip_threshold", clip_threshold, "the largest root mean square of an update before the learning rate",
       at_least(above(0)));
     v("weight_decay", weight_decay, "decoupled weight decay", at_least(0));

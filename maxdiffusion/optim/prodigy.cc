@@ -23,7 +23,7 @@ struct ProdigyArgs {
       in_range(0, 1));
     v("eps", eps, "added outside the root, times d", at_least(above(0)));
     v("weight_decay", weight_decay, "weight decay", at_least(0));
-    v("decouple", decouple, "weight decay is that of AdamW; False: it is added to gradients");
+    v("decouple", decouple, "decay weights as AdamW does; False: add the decay to gradients");
     v("use_bias_correction", use_bias_correction, "Adam's correction of the moments");
     v("safeguard_warmup", safeguard_warmup, "the learning rate is left out of what d is divided by");
     v("d0", d0, "d before the first update", at_least(above(0)));

@@ -17,7 +17,7 @@ struct ScheduleFreeArgs {
     v("betas", betas, "how near the average gradients are computed; decay of the second moment", in_range(0, below(1)));
     v("eps", eps, "added outside the root", at_least(0));
     v("weight_decay", weight_decay, "decoupled weight decay", at_least(0));
-    v("warmup_steps", warmup_steps, "updates of warming up, in addition to those of lr_scheduler", at_least(0));
+    v("warmup_steps", warmup_steps, "updates of warming up, after the warm-up of lr_scheduler", at_least(0));
     v("r", r, "exponent of an update's number in its weight in the average", at_least(0));
     v("weight_lr_power", weight_lr_power, "exponent of the largest learning rate in that weight", at_least(0));
   }

@@ -50,7 +50,8 @@ struct GuidanceKeys {
       "guidance_scale",
       in_range(0, 1));
     v("pag_scale", pag_scale,
-      "perturbed attention guidance: how far predictions are led away from those of a model whose tokens attend to "
+      "perturbed attention guidance: how far predictions are led away from predictions of a model whose tokens attend "
+      "to "
       "themselves alone, at the work of one more prediction a step; 0: off",
       at_least(0));
     v("pag_adaptive_scale", pag_adaptive_scale,
@@ -58,7 +59,8 @@ struct GuidanceKeys {
     v("pag_applied_layers", pag_applied_layers,
       "regular expressions of the self attentions that pag_scale perturbs, as mid, or down_blocks.1");
     v("skip_layer_guidance_scale", skip_layer_guidance_scale,
-      "skip-layer guidance: how far predictions are led away from those of a transformer without some blocks, at the "
+      "skip-layer guidance: how far predictions are led away from predictions of a transformer without some blocks, at "
+      "the "
       "work of one more prediction a step; 0: off",
       at_least(0));
     v("skip_layer_guidance_start", skip_layer_guidance_start, "part of the steps before skip-layer guidance acts",

@@ -81,7 +81,7 @@ struct SampleKeys : GuidanceKeys {
       "noise; null: strength counts",
       in_range(above(0), below(1)));
     v("denoising_end", denoising_end,
-      "part of the way from noise to data at which the steps end, or those of refiner begin; null: all run, or 0.8 "
+      "part of the way from noise to data at which the steps end, or the steps of refiner begin; null: all run, or 0.8 "
       "with "
       "refiner",
       in_range(above(0), below(1)));
@@ -191,7 +191,8 @@ struct StepCacheKeys {
     v("teacache_thresh", teacache_thresh, "change of the result, as predicted, up to which use_teacache skips",
       at_least(0));
     v("teacache_coefficients", teacache_coefficients,
-      "polynomial from the change of the first block's input to that of the result, the highest power first; empty: "
+      "polynomial from the change of the first block's input to the change of the result, the highest power first; "
+      "empty: "
       "that fitted to the model");
     v("use_deepcache", use_deepcache, "reuse the deep levels of a UNet in some steps");
     v("deepcache_interval", deepcache_interval, "steps from one that computes the deep levels to the next",

@@ -102,7 +102,7 @@ class MagCache final : public StepCache {
                   "use_magcache is true; expected mag_ratios_base: no ratios were measured for this model")
           .note(
               "try: mag_ratios_base=[1, 1, …], for each step with prompt and without the mean size of what the "
-              "blocks add divided by that of the step before; or use_sen_cache=true, which needs none");
+              "blocks add divided by the value of the step before; or use_sen_cache=true, which needs none");
     check(base->size() % 2 == 0, Code::invalid_config,
           "mag_ratios_base has {} numbers; expected two for each step, with prompt and without", base->size());
     check(most_ >= 0 && retention_ >= 0 && retention_ <= 1, Code::invalid_config,
@@ -219,7 +219,8 @@ class TeaCache final : public StepCache {
       throw Error(Code::invalid_config,
                   "use_teacache is true; expected teacache_coefficients: none were fitted to this model")
           .note(
-              "try: teacache_coefficients=[1, 0], which takes the change of the first block's input for that of the "
+              "try: teacache_coefficients=[1, 0], which takes the change of the first block's input for the change of "
+              "the "
               "result; or use_first_block_cache=true, which needs none");
   }
   bool decides_on_device() const override { return true; }

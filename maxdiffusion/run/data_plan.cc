@@ -368,8 +368,9 @@ void check_same_data(const DataPlan& plan) {
   std::optional<Error> other;
   for (size_t rank = 1; rank < found.size() && !other; ++rank)
     if (found[rank] != found[0]) {
-      other.emplace(Code::invalid_config, fmt::format("the data of process {} is {}; expected that of process 0, {}",
-                                                      rank, found[rank], found[0]));
+      other.emplace(
+          Code::invalid_config,
+          fmt::format("the data of process {} is {}; expected the data of process 0, {}", rank, found[rank], found[0]));
       other->note("try: one folder of a shared file system, or the same files on every host");
     }
   throw_together(all, "compared data", other);

@@ -57,7 +57,7 @@ struct ProcessKeys {
     v("disable_training_weights", disable_training_weights,
       "flow matching: true weighs all timesteps equally, as weighting_scheme=none");
     v("timestep_lookup", timestep_lookup,
-      "flow matching: the timestep of a noise level σ; exact: 1000 σ, as in sampling; reference_table: that of "
+      "flow matching: the timestep of a noise level σ; exact: 1000 σ, as in sampling; reference_table: the timestep of "
       "MaxDiffusion's training, whose level at time 0 is 0.003",
       one_of({"exact", "reference_table"}));
   }

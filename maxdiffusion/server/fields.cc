@@ -82,8 +82,8 @@ List txt2img_fields() {
               {"hr_cfg", ignored, kSecondPass, "enable_hr"},
               {"hr_distilled_cfg", ignored, kSecondPass, "enable_hr"},
               {"hr_additional_modules", ignored, kSecondPass, "enable_hr", {json::array({"Use same choices"})}},
-              {"firstphase_width", ignored, "width is that of the first pass", "enable_hr"},
-              {"firstphase_height", ignored, "height is that of the first pass", "enable_hr"},
+              {"firstphase_width", ignored, "width is the width of the first pass", "enable_hr"},
+              {"firstphase_height", ignored, "height is the height of the first pass", "enable_hr"},
               {"firstpass_image", ignored, "the first pass is sampled", "enable_hr"}};
 }
 

@@ -128,7 +128,7 @@ const std::vector<Rule>& needs() {
       {"DreamBooth", {"class_data_dir"}, "a folder for images of the subject's class"},
       {"DreamBooth", {"instance_prompt"}, "the caption of the subject"},
       {"DreamBooth", {"class_prompt"}, "the caption of its class"},
-      {"placeholder_token", {"initializer_token"}, "its embeddings start with those of a word"},
+      {"placeholder_token", {"initializer_token"}, "its embeddings start as the embeddings of a word"},
       {"lora_init", {"train_lora"}, "without it there are no matrices"},
       {"base_weights_dtype", {"train_lora"}, "weights in few bits are not trained, LoRA matrices are"},
       {"blocks_to_swap", {"train_lora"}, "weights in the host's memory are not trained, LoRA matrices are"},

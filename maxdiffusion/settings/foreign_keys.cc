@@ -91,7 +91,7 @@ constexpr Row kRows[] = {
     {"mem_eff_attn", "attention", ", as in attention=flash"},
     {"min_snr_gamma", "snr_gamma"},
     {"mixed_precision", "activations_dtype",
-     ", as in activations_dtype=bfloat16; weights_dtype is that of the weights"},
+     ", as in activations_dtype=bfloat16; weights_dtype is the dtype of the weights"},
     {"model", "pretrained_model_name_or_path"},
     {"model_path", "pretrained_model_name_or_path"},
     {"n_iter", "num_images_per_prompt"},

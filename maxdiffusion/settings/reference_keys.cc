@@ -59,7 +59,7 @@ void ReferenceKeys::validate() const {
   warn(!pretrained_orbax_dir.empty(), "pretrained_orbax_dir", kWeights);
   // Keys for choices that this program makes automatically.
   const ReferenceKeys usual;
-  constexpr const char *kFormat = "weights are those of .safetensors files",
+  constexpr const char *kFormat = "weights are read from .safetensors files",
                        *kThreads = "grain_worker_count sets the threads that prepare captions and images";
   warn(jit_initializers != usual.jit_initializers, "jit_initializers", "starting values are made on the host");
   warn(from_pt != usual.from_pt, "from_pt", kFormat);

@@ -171,7 +171,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   Progress at{first, o.step.optim.max_train_steps, programs.samples()};
   StateSaver saver(devices, programs, o.step, o.checkpoint_dir(), o.keys.checkpoints_to_keep, o.keys.save_optimizer,
                    o.seed, o.complete, o.before_commit);
-  if (!o.keys.save_optimizer)
+  if (!o.keys.save_optimizer && !state_prefixes(*make_optimizer(o.step.optim)).empty())
     log_info("{}: save_optimizer=false: checkpoints have no moments, so a resumed run differs", o.title);
   saver.warn_if_short_of_space(state);
   std::map<std::string, std::string> texts = o.texts;

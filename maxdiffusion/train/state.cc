@@ -383,7 +383,8 @@ void check_replicas(const NamedShards& state, int64_t step) {
   const std::vector<std::string> hashes = processes().gather("state", content_hash(all));
   for (size_t i = 1; i < hashes.size(); ++i)
     if (hashes[i] != hashes[0])
-      throw Error(Code::device, fmt::format("the state of process {} after step {} is not that of process 0", i, step))
+      throw Error(Code::device,
+                  fmt::format("the state of process {} after step {} differs from the state of process 0", i, step))
           .note(
               "try: again from the checkpoint before; if this error comes back, one of the machines computes wrongly");
 }

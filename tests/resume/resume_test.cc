@@ -57,6 +57,19 @@ TEST(Resume, WithoutSavedMomentsStartsFreshOnes) {
   }
 }
 
+TEST(Resume, SaysThatMomentsAreNotSavedOnlyOfOptimizersThatHaveThem) {
+  for (const double momentum : {0.9, 0.0}) {
+    TinyRun run;
+    run.options.keys.save_optimizer = false;
+    run.options.step.optim.optimizer = "sgd";
+    run.options.step.optim.optimizer_arg<double>("sgd_momentum") = momentum;
+    testing::internal::CaptureStderr();
+    run.train(1);
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_EQ(log.find("checkpoints have no moments") != log.npos, momentum > 0) << log;
+  }
+}
+
 TEST(Resume, WithAnotherOptimizerIsRefusedWhereThereIsStateOfTheFirst) {
   TinyRun run;
   run.train(2);

@@ -135,7 +135,7 @@ void read_kohya(const DatasetValue& all, const std::string& file, DatasetFile& o
       r.refuse("caption_dropout_every_n_epochs", "captions are dropped by probability (caption_dropout_rate)");
       r.refuse("token_warmup_step", kUnsupported);
       r.refuse("custom_attributes", kUnsupported);
-      r.refuse("validation_split", "held-out images are those of eval_data_dir");
+      r.refuse("validation_split", "held-out images come from eval_data_dir");
       r.refuse("network_multiplier", kUnsupported, "1");
       r.ignore({"token_warmup_min", "validation_seed"}, "it belongs to a key that is not given");
       r.ignore({"cache_info"}, "sizes are read each time");
@@ -248,7 +248,7 @@ void read_musubi(const DatasetValue& all, const std::string& file, DatasetFile& 
     f.missing_caption = "";
     check(f.clips || !dataset.find("target_frames"), Code::invalid_config,
           "{}: target_frames is given; expected videos", r.where("target_frames"));
-    r.refuse("source_fps", "the rate is that of the files, and of the key fps");
+    r.refuse("source_fps", "the rate comes from the files and the key fps");
     r.ignore({"cache_directory"}, kCached);
     if (const std::string folder = resolved(r.text("control_directory"), file); !folder.empty()) {
       check(f.metadata.empty(), Code::invalid_config, "{}: control_directory with {}; expected image_directory",
