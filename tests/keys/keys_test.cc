@@ -888,6 +888,7 @@ const std::vector<std::tuple<const char*, std::set<Kind>, const char*>> kExcepti
     {"run_name", {Kind::generate, Kind::generate_video}, "says where the run's checkpoints are, and there are none"},
     {"checkpoint_dir", {Kind::generate, Kind::generate_video}, "likewise"},
     {"vae_file", {Kind::generate}, "the weights that differ here are the encoder's"},
+    {"follow_links", {Kind::images, Kind::lora, Kind::videos, Kind::tfrecords}, "no link leads out of the folder"},
     {"train_new_flux", {Kind::lora}, "the error names train_new_unet, which is the same"},
     {"opt_enable_grad_global_norm_clipping", {}, "asks for what models with one text encoder always do"},
 };
