@@ -55,7 +55,7 @@ Words words_of_model(const std::string& model, const Words& keys) {
   const char* guidance = spec.true_guidance && !spec.embedded_guidance ? "true_cfg_scale" : "guidance_scale";
   if (!spec.unguided_only && !is_set(guidance) && !is_set("do_classifier_free_guidance"))
     set(guidance, d.guidance_scale);
-  if (!settings.empty()) log_info("as is usual for this model: {}", fmt::join(settings, " "));
+  if (!settings.empty()) log_info("model defaults: {}", fmt::join(settings, " "));
   return with_keys();
 }
 

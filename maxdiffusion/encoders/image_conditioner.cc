@@ -26,7 +26,7 @@ void check_images(const Family& family, int64_t count) {
         .note(count == 0 ? "try: image=FILE" : "try: last_image=FILE");
   if (count > at_most && at_most == 0)
     throw Error(Code::invalid_config,
-                "image, image_url, last_image: given; expected none: this model generates from noise alone")
+                "image, image_url, last_image: given; expected none: this model generates from pure noise")
         .note("try: without image, image_url and last_image");
   if (count > at_most)
     throw Error(Code::invalid_config,

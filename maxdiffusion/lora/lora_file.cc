@@ -134,7 +134,7 @@ void check_method(const std::string& path, const std::string& key, bool lora_alo
   if (lora_alone)
     for (const auto& [mark, method] : kOtherKinds)
       check(key.find(mark) == key.npos, Code::invalid_config,
-            "LoRA '{}': key '{}' is of {}; expected pairs of matrices alone, whose rank can change", path, key, method);
+            "LoRA '{}': key '{}' is of {}; expected only pairs of matrices, whose rank can change", path, key, method);
   for (const auto& [mark, method] : kOtherMethods)
     check(key.find(mark) == key.npos, Code::invalid_config, "LoRA '{}': key '{}' is of {}, which is not supported",
           path, key, method);

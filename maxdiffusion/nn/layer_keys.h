@@ -46,8 +46,9 @@ struct LayerKeys {
       "values that remat_policy CUSTOM offloads to the host's memory");
     v("scan_layers", scan_layers, "repeated blocks as one loop over stacked parameters");
     v("blocks_to_swap", blocks_to_swap,
-      "the frozen matrices of the denoiser's first so many blocks are kept in the host's memory and copied to the "
-      "device, the next block's while one runs; with scan_layers, for LoRA training and sampling; 0: none",
+      "number of leading blocks of the denoiser whose frozen matrices stay in host memory and are copied to the "
+      "device, "
+      "the next block's while one runs; with scan_layers, for LoRA training and sampling; 0: none",
       in_range(0, 1000));
     v("flash_min_seq_length", flash_min_seq_length, "below this length flash attention falls back to dot_product");
     v("flash_block_sizes", flash_block_sizes,

@@ -36,7 +36,7 @@ struct GuidanceKeys {
       "(CFG-Zero*), cfg_pp (CFG++)",
       one_of(guidance_methods()));
     v("guidance_interval", guidance_interval,
-      "part of the steps that are guided, from and to: [0.2, 0.8]; outside the model runs with the prompt alone",
+      "part of the steps that are guided, from and to: [0.2, 0.8]; elsewhere the model runs only with the prompt",
       in_range(0, 1));
     v("apg_eta", apg_eta, "guidance_method=apg: share of the guidance that is parallel to the prediction", finite());
     v("apg_norm_threshold", apg_norm_threshold,
@@ -50,18 +50,13 @@ struct GuidanceKeys {
       "guidance_scale",
       in_range(0, 1));
     v("pag_scale", pag_scale,
-      "perturbed attention guidance: how far predictions are led away from predictions of a model whose tokens attend "
-      "to "
-      "themselves alone, at the work of one more prediction a step; 0: off",
-      at_least(0));
+      "strength of perturbed attention guidance (PAG), which costs one more prediction a step; 0: off", at_least(0));
     v("pag_adaptive_scale", pag_adaptive_scale,
       "pag_scale decreases by this much for each timestep below the first one, down to 0", at_least(0));
     v("pag_applied_layers", pag_applied_layers,
       "regular expressions of the self attentions that pag_scale perturbs, as mid, or down_blocks.1");
     v("skip_layer_guidance_scale", skip_layer_guidance_scale,
-      "skip-layer guidance: how far predictions are led away from predictions of a transformer without some blocks, at "
-      "the "
-      "work of one more prediction a step; 0: off",
+      "strength of skip-layer guidance, which costs one more prediction a step, without some blocks; 0: off",
       at_least(0));
     v("skip_layer_guidance_start", skip_layer_guidance_start, "part of the steps before skip-layer guidance acts",
       in_range(0, below(1)));

@@ -66,7 +66,7 @@ struct SampleKeys : GuidanceKeys {
     v("guidance_rescale", guidance_rescale,
       "part of the prediction's standard deviation that is restored after guidance; <= 0: off", at_most(1));
     v("cfg_normalization", cfg_normalization,
-      "largest norm of a guided prediction, as a multiple of that with the prompt alone; 0 or false: any; true: 1",
+      "largest norm of a guided prediction, as a multiple of the prompt's prediction; 0 or false: any; true: 1",
       or_switch(at_least(0)));
     v("cfg_truncation", cfg_truncation,
       "part of the way from noise to data, from 0 to 1, behind which steps are not guided; 1: all are", in_range(0, 1));

@@ -450,7 +450,7 @@ const std::vector<IgnoredRule>& rules() {
        RULE(
            unless(s.c.sample.hires_scale > 1 || s.c.sample.upscale > 1, "nothing is enlarged (hires_scale, upscale)"))},
       {{"upscaler_tile"}, unless_set("upscaler", "upscaler is empty")},
-      {{"denoising_start"}, RULE(unless(s.begins_with_image(), "samples begin with noise alone"))},
+      {{"denoising_start"}, RULE(unless(s.begins_with_image(), "samples start from pure noise"))},
       {{"strength"}, if_set("denoising_start", "denoising_start says where the steps begin")},
       {{"aesthetic_score", "negative_aesthetic_score"},
        RULE(unless(!s.c.added_models.refiner.empty() || (!s.family.spec().size_conditioning.empty() &&
@@ -459,7 +459,7 @@ const std::vector<IgnoredRule>& rules() {
       {{"negative_aesthetic_score"}, RULE(unless(s.guides(), s.why_unguided()))},
       {{"hires_strength", "hires_upscaler"},
        RULE(unless(s.c.sample.hires_scale > 1, "hires_scale=1 generates nothing again"))},
-      {{"strength"}, RULE(unless(s.begins_with_image(), "samples begin with noise alone"))},
+      {{"strength"}, RULE(unless(s.begins_with_image(), "samples start from pure noise"))},
       {{"original_size", "crops_coords_top_left", "target_size"},
        RULE(unless(!s.family.spec().size_conditioning.empty(), "this model is not conditioned on sizes"))},
       {{"negative_prompt", "negative_prompt_2", "guidance_rescale", "cfg_normalization", "cfg_truncation"},

@@ -144,7 +144,7 @@ TEST_F(Generate, IsRefusedWithoutACheckpointOfTheRunThatIsMeant) {
 }
 
 TEST_F(Generate, TakesAModelInPlaceOfAConfig) {
-  const std::string usual = "as is usual for this model: ";
+  const std::string usual = "model defaults: ";
   Outcome o = generate(kModel, {"prompt=heart", "output_dir=" + (t / "plain"), "sample_seed=3", kQuick});
   ASSERT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(contains(o.err, usual + "resolution=16 num_inference_steps=50 guidance_scale=7.5\n")) << o.err;

@@ -462,7 +462,7 @@ TEST_P(TrainedAdapters, AreResumedToTheBitSampledMergedAndTheSameOnEightDevices)
   EXPECT_EQ(maxdiffusion({"lora", "info", checkpoint + "/" + file}).status, 0);
   const Outcome resized = maxdiffusion({"lora", "resize", checkpoint + "/" + file, t / "small.safetensors", "rank=1"});
   EXPECT_NE(resized.status, 0);
-  EXPECT_TRUE(contains(resized.err, kind == "full" ? "holds no pairs of matrices" : "expected pairs of matrices alone"))
+  EXPECT_TRUE(contains(resized.err, kind == "full" ? "holds no pairs of matrices" : "expected only pairs of matrices"))
       << resized.err;
 
   std::vector<std::string> mesh = words;

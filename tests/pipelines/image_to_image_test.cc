@@ -151,7 +151,7 @@ TEST_F(ImageToImage, DefaultsAreThoseOfDiffusersPipelines) {
 TEST_F(ImageToImage, SaysThatStrengthIsIgnoredWithoutAnImage) {
   const Outcome o = generate(sd, {"strength=0.5", "height=16", "width=16"});
   EXPECT_EQ(o.status, 0) << o.err;
-  EXPECT_TRUE(contains(o.err, "strength is ignored: samples begin with noise alone")) << o.err;
+  EXPECT_TRUE(contains(o.err, "strength is ignored: samples start from pure noise")) << o.err;
 }
 
 TEST_F(ImageToImage, OfAModelWithReferencesNeedsAStrength) {

@@ -220,7 +220,7 @@ TEST_F(ServedFields, EditsTakeJson) {
 TEST_F(ServedFields, WarningsOfTheCommandReachEveryRequest) {
   for (int i = 0; i < 2; ++i) {  // not only the first
     std::string w = warnings_of(server->post(G, {{"prompt", "x"}, {"strength", 0.5}, {"seed", 1}}));
-    EXPECT_TRUE(contains(w, "strength is ignored: samples begin with noise alone")) << w;
+    EXPECT_TRUE(contains(w, "strength is ignored: samples start from pure noise")) << w;
     w = warnings_of(server->post(G, {{"prompt", "x"}, {"negative_prompt", "bad"}, {"seed", 1}, {"model", "dev"}}));
     EXPECT_TRUE(contains(w, "negative_prompt is ignored")) << w;
     w = warnings_of(server->post(G, {{"prompt", "x"}, {"mask_blur", 3}, {"true_cfg_scale", 2}}));

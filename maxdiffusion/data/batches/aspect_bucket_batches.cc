@@ -1,5 +1,6 @@
 #include "maxdiffusion/data/batches/aspect_bucket_batches.h"
 
+#include <algorithm>
 #include <numeric>
 
 #include "maxdiffusion/base/error.h"
@@ -92,8 +93,10 @@ std::unique_ptr<Dataset> in_aspect_buckets(std::vector<Batch> buckets, int64_t b
 }
 
 void log_aspect_buckets(const std::vector<ImageSize>& sizes, const std::vector<int64_t>& images, int64_t batch) {
+  const bool clips = std::ranges::any_of(sizes, [](const ImageSize& s) { return s.frames > 1; });
   for (size_t i = 0; i < sizes.size(); ++i) {
-    const std::string bucket = "bucket " + to_string(sizes[i]);
+    // Next to clips an image is of one frame.
+    const std::string bucket = "bucket " + to_string(sizes[i]) + (clips && sizes[i].frames == 1 ? "x1" : "");
     log_info("{}: {} {}", bucket, images[i], sizes[i].frames > 1 ? "clips" : "images");
     if (images[i] < batch)
       log_warning("{}: {} samples, fewer than a batch of {}: one batch every {:.3g} epochs, with repeats", bucket,

@@ -150,5 +150,17 @@ TEST(InBuckets, BatchesAreRowsOfOneBucketsArrays) {
   EXPECT_EQ(seen, (std::multiset<float>{0, 1, 2, 3, 100, 101, 102, 103, 104, 105}));
 }
 
+TEST(LogAspectBuckets, NamesImagesNextToClipsAsOfOneFrame) {
+  const auto log_of = [](const std::vector<ImageSize>& sizes) {
+    testing::internal::CaptureStderr();
+    log_aspect_buckets(sizes, {2, 3}, 2);
+    return testing::internal::GetCapturedStderr();
+  };
+  const std::string mixed = log_of({{32, 48}, {32, 48, 9}}), images = log_of({{32, 48}, {48, 32}});
+  EXPECT_NE(mixed.find("bucket 48x32x1: 2 images\n"), std::string::npos) << mixed;
+  EXPECT_NE(mixed.find("bucket 48x32x9: 3 clips\n"), std::string::npos) << mixed;
+  EXPECT_NE(images.find("bucket 48x32: 2 images\n"), std::string::npos) << images;
+}
+
 }  // namespace
 }  // namespace md
