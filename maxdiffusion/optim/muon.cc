@@ -93,10 +93,29 @@ class Muon final : public Optimizer {
     if (tall) x = transpose(x, {0, 2, 1});
     const Tensor norm = sqrt(sum(square(x), {1, 2}, true));
     x = x / maximum(norm, scalar_like(norm, a_.eps));
-    for (int i = 0; i < static_cast<int>(a_.ns_steps); ++i) {
-      const Tensor gram = dot(x, x, {.lhs_contract = {2}, .rhs_contract = {2}, .lhs_batch = {0}, .rhs_batch = {0}});
-      const Tensor polynomial = gram * a_.ns_coefficients[1] + matmul(gram, gram) * a_.ns_coefficients[2];
-      x = x * a_.ns_coefficients[0] + matmul(polynomial, x);
+    const int64_t rows = x.dim(1);
+    const auto gram_of = [](Tensor m) {
+      return dot(m, m, {.lhs_contract = {2}, .rhs_contract = {2}, .lhs_batch = {0}, .rhs_batch = {0}});
+    };
+    const Shape square_shape{x.dtype(), {1, rows, rows}};
+    const Tensor identity = cast(eq(iota(x.graph(), square_shape, 1), iota(x.graph(), square_shape, 2)), x.dtype());
+    const auto polynomial = [&](Tensor gram) {
+      return identity * a_.ns_coefficients[0] + gram * a_.ns_coefficients[1] +
+             matmul(gram, gram) * a_.ns_coefficients[2];
+    };
+    const int steps = static_cast<int>(a_.ns_steps);
+    if (x.dim(2) < 2 * rows || steps < 2) {
+      for (int i = 0; i < steps; ++i) x = matmul(polynomial(gram_of(x)), x);
+    } else {
+      // Polynomials of one matrix commute, so the steps of a wide matrix are multiplied before it: products of
+      // [A, A] take fewer operations.
+      Tensor gram = gram_of(x), product;
+      for (int i = 0; i < steps; ++i) {
+        const Tensor p = polynomial(gram);
+        product = product ? matmul(p, product) : p;
+        if (i + 1 < steps) gram = matmul(p, matmul(p, gram));
+      }
+      x = matmul(product, x);
     }
     return tall ? transpose(x, {0, 2, 1}) : x;
   }
