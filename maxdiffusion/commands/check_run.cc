@@ -104,15 +104,16 @@ void check_encoded_records(const DataPlan& plan) {
 }
 
 /// Traces the training step, opens all weights by name and shape, and tries the newest checkpoint as train does. The
-/// autoencoder's weights are also read.
-void check_weights(ModelComponents& m, const TrainPlan& plan) {
-  check_start(m, plan, "train");
+/// autoencoder's weights are also read. Returns what the checkpoint says of its run.
+std::optional<StateInfo> check_weights(ModelComponents& m, const TrainPlan& plan) {
+  std::optional<StateInfo> resumed = check_start(m, plan, "train");
   for (const auto& [name, component] : m.folder().components()) {
     const ParamTable params = m.folder().params(name);
     m.open_weights(params, name);
     if (name == m.family()->spec().autoencoder->component) m.autoencoder_values();
     log_info("{}: {} parameters", name, params.count());
   }
+  return resumed;
 }
 
 /// Checks that do not need the model, if it cannot be opened.
@@ -158,13 +159,20 @@ void check_run(const TrainingRequest& r) {
       if (plan.data.reads_images())
         check_images(open_source(prepare_source(plan.data.source)), plan.data.images, r.run.seed, r.check_dir);
     });
+  std::optional<StateInfo> resumed;
   if (data)
-    faults.pass("weights",
-                [&] { check_weights(*models, with_data(plan, data->task, data->buckets, data->batches->size())); });
+    faults.pass("weights", [&] {
+      resumed = check_weights(*models, with_data(plan, data->task, data->buckets, data->batches->size()));
+    });
   faults.pass("the run before", [&] {
-    const std::vector<int64_t> steps = list_checkpoints(run.checkpoint_dir);
-    if (!steps.empty())
-      log_info("it would continue from {}", shown(checkpoint_folder(run.checkpoint_dir, steps.back())));
+    if (resumed) {
+      const std::string checkpoint = shown(checkpoint_folder(run.checkpoint_dir, resumed->step));
+      log_info("it would continue from {}", checkpoint);
+      const std::string change = change_between(resumed->dataset, data->dataset);
+      if (!change.empty())
+        log_warning("the data has changed since checkpoint {}: {}; it would continue with the data that is there",
+                    checkpoint, change);
+    }
     report_changed_keys(run);
   });
   faults.finish();

@@ -111,6 +111,7 @@ TrainPlan planned_with(const TrainPlan& plan, ModelComponents& models, const Tra
 /// Runs the loop with its hooks, and samples before and after it.
 void run_loop(ModelComponents& models, const TrainPlan& plan, TrainingData data, const Outputs& outputs) {
   LoopOptions o = plan.loop;
+  o.dataset = data.dataset;
   o.constants = data.constants;
   o.initial = [&](const ParamTable& params) { return initial_values(models, plan, params); };
   o.complete = [&](CheckpointContent& content, const ParamTable& params, const NamedShards& trained) {

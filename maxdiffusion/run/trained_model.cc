@@ -55,15 +55,15 @@ std::function<NamedShards()> initial_values(ModelComponents& m, const TrainPlan&
   };
 }
 
-void check_start(ModelComponents& m, const TrainPlan& plan, const std::string& title) {
+std::optional<StateInfo> check_start(ModelComponents& m, const TrainPlan& plan, const std::string& title) {
   check_trained_weights(m, plan);
   const StepPrograms programs(m.devices(), pointers(plan.tasks), plan.loop.step, title);
   initial_values(m, plan, programs.params());
-  check_resumes(m.devices(), programs, plan.loop.step,
-                {.checkpoint_dir = plan.loop.checkpoint_dir(),
-                 .seed = plan.run.seed,
-                 .single_replica = plan.loop.keys.enable_single_replica_ckpt_restoring,
-                 .before_commit = {}});
+  return check_resumes(m.devices(), programs, plan.loop.step,
+                       {.checkpoint_dir = plan.loop.checkpoint_dir(),
+                        .seed = plan.run.seed,
+                        .single_replica = plan.loop.keys.enable_single_replica_ckpt_restoring,
+                        .before_commit = {}});
 }
 
 void complete_checkpoint(ModelComponents& m, const TrainPlan& plan, CheckpointContent& content,

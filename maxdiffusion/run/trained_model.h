@@ -13,8 +13,8 @@ void check_trained_weights(const ModelComponents& models, const TrainPlan& plan)
 std::function<NamedShards()> initial_values(ModelComponents& models, const TrainPlan& plan, const ParamTable& params);
 /// Checks what a run needs from its models and its newest checkpoint before its first step: names and shapes of
 /// weights, LoRA files, and that the run may continue from the checkpoint. Reads headers; writes nothing. Collective.
-/// `title`: of the log lines; empty: none. Throws as initial_values and check_resumes.
-void check_start(ModelComponents& models, const TrainPlan& plan, const std::string& title = "");
+/// `title`: of the log lines; empty: none. Returns and throws as check_resumes; throws as initial_values.
+std::optional<StateInfo> check_start(ModelComponents& models, const TrainPlan& plan, const std::string& title = "");
 /// Adds the files that make a checkpoint a complete model folder and, for LoRA, files in other programs' layouts.
 void complete_checkpoint(ModelComponents& models, const TrainPlan& plan, CheckpointContent& content,
                          const ParamTable& params, const NamedShards& trained);

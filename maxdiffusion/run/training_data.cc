@@ -1,6 +1,7 @@
 #include "maxdiffusion/run/training_data.h"
 
 #include <algorithm>
+#include <filesystem>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
@@ -61,10 +62,21 @@ class Pairs final : public Examples {
   std::shared_ptr<const Examples> instances_, classes_;
 };
 
+/// The generated images of DreamBooth's class.
+DataSourceConfig source_of_class(const DataPlan& plan) {
+  DataSourceConfig source = plan.source.config;
+  source.train_data_dir = plan.dreambooth->class_data_dir;
+  return source;
+}
+
 /// Images as they are read, with token ids.
 void open_images(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
   const ImageConfig& images = plan.data.images;
   const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.data.source));
+  data.dataset = source->identity();
+  std::error_code ec;
+  if (const auto& d = plan.data.dreambooth; d && !std::filesystem::is_empty(d->class_data_dir, ec) && !ec)
+    data.dataset = combined(data.dataset, open_source(source_of_class(plan.data))->identity());
   auto tokens = [family = data.task.family](const std::vector<std::string>& captions) {
     return family->tokenize(captions);
   };
@@ -87,15 +99,14 @@ void open_images(ModelComponents& models, const TrainPlan& plan, TrainingData& d
 
 void open_dreambooth(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
   const DreamboothPlan& d = *plan.data.dreambooth;
-  auto load = [&](const DataSourceConfig& from, const std::string& caption) {
+  const auto subject = open_source(plan.data.source.config), of_class = open_source(source_of_class(plan.data));
+  data.dataset = combined(subject->identity(), of_class->identity());
+  auto load = [&](const std::shared_ptr<const RecordSource>& source, const std::string& caption) {
     return cached_examples(
-        encode_dataset(models, plan.data.cache_dir, open_source(from), plan.data.images, text_of(data.task), &caption)
-            .buckets[0],
+        encode_dataset(models, plan.data.cache_dir, source, plan.data.images, text_of(data.task), &caption).buckets[0],
         plan.data.images);
   };
-  DataSourceConfig of_class = plan.data.source.config;
-  of_class.train_data_dir = d.class_data_dir;
-  const auto instances = load(plan.data.source.config, d.instance_prompt), classes = load(of_class, d.class_prompt);
+  const auto instances = load(subject, d.instance_prompt), classes = load(of_class, d.class_prompt);
   log_info("DreamBooth: {} images of the subject, {} of its class", instances->size(), classes->size());
   const BatchConfig batches = batch_config(models, plan);
   data.batches =
@@ -134,9 +145,11 @@ void open_recorded(ModelComponents& models, const TrainPlan& plan, TrainingData&
 /// Latents and embeddings computed by another program.
 void open_encoded_records(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
   DenoiseTask& task = data.task;
-  data.batches = mapped(
-      array_batches(open_source(prepare_source(plan.data.source)), batch_config(models, plan)),
-      [family = task.family](const Batch& b) { return family->spec().records->from_records(family->spec(), b); });
+  const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.data.source));
+  data.dataset = source->identity();
+  data.batches = mapped(array_batches(source, batch_config(models, plan)), [family = task.family](const Batch& b) {
+    return family->spec().records->from_records(family->spec(), b);
+  });
   const Batch first = data.batches->next();
   data.batches->seek({});
   const bool random = first.contains("latents");
@@ -165,6 +178,7 @@ void open_synthetic(ModelComponents& models, const TrainPlan& plan, TrainingData
 void open_encoded_images(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
   const ImageConfig& images = plan.data.images;
   const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.data.source));
+  data.dataset = source->identity();
   const auto folders = std::dynamic_pointer_cast<const DataFolders>(source);
   if (plan.autoencoder) {
     const auto pixels = cache_pixels(plan.data.cache_dir, source, images).buckets[0];

@@ -13,6 +13,7 @@ namespace md {
 struct TrainingData {
   DenoiseTask task;  // the plan's task, adapted to the data
   std::unique_ptr<Dataset> batches;
+  DataIdentity dataset = {};            // not known of recorded batches
   HostArrays constants = {};            // arrays of the batch that are equal in every step
   std::vector<ImageSize> buckets = {};  // sizes of the images; empty: all have the task's size
 };

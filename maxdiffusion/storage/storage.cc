@@ -191,4 +191,11 @@ std::string fingerprint_of(const std::vector<FoundFile>& files) {
   return content_hash(all);
 }
 
+std::string names_and_sizes(const std::vector<FoundFile>& files) {
+  std::string all;
+  for (const FoundFile& f : files)
+    all += fmt::format("{} {}\n", f.location.substr(f.location.find_last_of('/') + 1), f.size);
+  return content_hash(all);
+}
+
 }  // namespace md

@@ -61,5 +61,7 @@ class RemoteScope {
 };
 /// A short hash of the names, sizes and times of files.
 std::string fingerprint_of(const std::vector<FoundFile>& files);
+/// A short hash of the names, without folders, and sizes of files.
+std::string names_and_sizes(const std::vector<FoundFile>& files);
 
 }  // namespace md

@@ -43,7 +43,10 @@ class Recorded final : public Dataset {
     return b;
   }
   Position position() const override { return at_; }
-  void seek(Position p) override { at_ = p; }
+  bool seek(Position p) override {
+    at_ = p;
+    return true;
+  }
   int64_t size() const override { return steps_ * batch_; }
 
  private:

@@ -146,9 +146,11 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   auto start = std::async(std::launch::async, open_state(devices, programs, o.step, from, o.initial));
   programs.compile(o.compile, o.keys.log_sharding);
   uint64_t bytes_read = 0;
+  DataIdentity saved_with;
   TrainState state = [&] {
     HostState host = start.get();
     bytes_read = host.bytes_read;
+    saved_with = host.dataset;
     return place_state(devices, programs, std::move(host), o.checkpoint_dir());
   }();
   if (o.begun) o.begun();
@@ -164,13 +166,14 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   constants["key"] = key_of_seed(o.seed);
   if (devices.replicas() > 1) constants["replica"] = scalar_s32(devices.replica());
   place(devices, programs.program(0), constants, state.read_only);  // equal in all programs
-  if (!o.keys.reuse_example_batch) data->seek(state.data);
+  if (!o.keys.reuse_example_batch)
+    resume_data(*data, o.dataset, state.data, saved_with, checkpoint_folder(o.checkpoint_dir(), state.step));
   data = prefetch(std::move(data), static_cast<int>(o.keys.prefetch_depth));
 
   const int64_t first = state.step;
   Progress at{first, o.step.optim.max_train_steps, programs.samples()};
   StateSaver saver(devices, programs, o.step, o.checkpoint_dir(), o.keys.checkpoints_to_keep, o.keys.save_optimizer,
-                   o.seed, o.complete, o.before_commit);
+                   o.seed, o.complete, o.before_commit, o.dataset);
   if (!o.keys.save_optimizer && !state_prefixes(*make_optimizer(o.step.optim)).empty())
     log_info("{}: save_optimizer=false: checkpoints have no moments, so a resumed run differs", o.title);
   saver.warn_if_short_of_space(state);

@@ -76,6 +76,7 @@ struct LoopOptions {
   std::string place;   // remote folder for checkpoints/; empty: `folder`
   StepOptions step;
   uint64_t seed = 0;
+  DataIdentity dataset;  // of the data that train_loop gets
   LoopKeys keys;
   MetricsConfig metrics;
   ProfileConfig profile;

@@ -290,25 +290,33 @@ HostState read_state(const Devices& devices, const ParamTable& params, const Sta
   if (info.seed != from.seed)
     log_warning("seed is {}, checkpoint {} was made with {}: random numbers differ from here on", from.seed, folder,
                 info.seed);
-  return {std::move(values), info.step, info.data, reader.bytes_read()};
+  return {std::move(values), info.step, info.data, info.dataset, reader.bytes_read()};
 }
 
+constexpr std::pair<const char*, std::string DataIdentity::*> kHashes[] = {
+    {"names", &DataIdentity::names}, {"captions", &DataIdentity::captions}, {"files", &DataIdentity::files}};
+
 /// state.json: everything in a checkpoint besides arrays.
-json info_of(int64_t step, const Position& p, uint64_t seed) {
-  return {{"maxdiffusion_version", version()},
-          {"step", step},
-          {"epoch", p.epoch},
-          {"index", p.index},
-          {"seed", seed},
-          {"shard", p.shard},
-          {"offset", p.offset},
-          {"taken", p.consumed}};
+json info_of(int64_t step, const Position& p, uint64_t seed, const DataIdentity& dataset) {
+  json info = {{"maxdiffusion_version", version()},
+               {"step", step},
+               {"epoch", p.epoch},
+               {"index", p.index},
+               {"seed", seed},
+               {"shard", p.shard},
+               {"offset", p.offset},
+               {"taken", p.consumed},
+               {"dataset", json::object()}};
+  if (dataset.samples >= 0) info["dataset"]["samples"] = dataset.samples;
+  for (const auto& [name, member] : kHashes)
+    if (!(dataset.*member).empty()) info["dataset"][name] = dataset.*member;
+  return info;
 }
 
 /// Broadcasts what process 0 has read to all replicas, which hold the same parts; overwrites their values.
 void share(HostState& state) {
   Processes& all = processes();
-  json info = info_of(state.step, state.data, 0);
+  json info = info_of(state.step, state.data, 0, state.dataset);
   for (const auto& [name, a] : state.values) {
     json& array = info["arrays"][name] = {
         {"dtype", static_cast<int>(a.shape.dtype)}, {"dims", a.shape.dims}, {"pieces", json::array()}};
@@ -318,6 +326,8 @@ void share(HostState& state) {
   if (!all.is_coordinator()) {
     state.step = info.at("step");
     state.data = {info.at("epoch"), info.at("index"), info.at("shard"), info.at("offset"), info.at("taken")};
+    state.dataset.samples = info.at("dataset").value("samples", int64_t{-1});
+    for (const auto& [name, member] : kHashes) state.dataset.*member = info.at("dataset").value(name, "");
     for (const auto& [name, array] : info.at("arrays").items()) {
       ShardedArray& a = state.values[name];
       a.shape = {static_cast<DType>(array.at("dtype").get<int>()), array.at("dims").get<Dims>()};
@@ -461,18 +471,27 @@ StateInfo parse_state_info(const std::string& text, const std::string& file, int
   const json j = parse_json_or_discard(text);
   check(j.is_object(), Code::io, "read '{}': {}; expected a JSON object", file,
         j.is_discarded() ? "not JSON" : j.type_name());
-  auto number = [&](const char* name, std::optional<int64_t> otherwise = {}) {
-    const auto found = j.find(name);
-    if (found == j.end() && otherwise) return *otherwise;
-    check(found != j.end(), Code::io, "read '{}': it has no '{}'", file, name);
+  auto number_in = [&](const json& object, const char* name, std::optional<int64_t> otherwise) {
+    const auto found = object.find(name);
+    if (found == object.end() && otherwise) return *otherwise;
+    check(found != object.end(), Code::io, "read '{}': it has no '{}'", file, name);
     check(found->is_number_unsigned() && found->get<uint64_t>() <= std::numeric_limits<int64_t>::max(), Code::io,
           "read '{}': '{}' is {}; expected a whole number of 0 or more", file, name, found->dump());
     return found->get<int64_t>();
   };
+  auto number = [&](const char* name, std::optional<int64_t> otherwise = {}) { return number_in(j, name, otherwise); };
   StateInfo s;
   s.step = number("step");
   check(s.step == step, Code::io, "read '{}': 'step' is {}; expected {}, as its folder is named", file, s.step, step);
   s.data = {number("epoch"), number("index"), number("shard", 0), number("offset", 0), number("taken", 0)};
+  const json dataset = j.value("dataset", json::object());
+  check(dataset.is_object(), Code::io, "read '{}': 'dataset' is {}; expected an object", file, dataset.dump());
+  s.dataset.samples = number_in(dataset, "samples", -1);
+  for (const auto& [name, member] : kHashes) {
+    const json hash = dataset.value(name, json(""));
+    check(hash.is_string(), Code::io, "read '{}': '{}' of 'dataset' is {}; expected a hash", file, name, hash.dump());
+    s.dataset.*member = hash;
+  }
   const auto seed = j.find("seed");
   check(seed != j.end() && seed->is_number_integer(), Code::io, "read '{}': 'seed' is {}; expected a whole number",
         file, seed == j.end() ? "missing" : seed->dump());
@@ -523,11 +542,12 @@ std::function<HostState()> open_state(const Devices& devices, const StepPrograms
   };
 }
 
-void check_resumes(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
-                   const StateSource& from) {
+std::optional<StateInfo> check_resumes(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
+                                       const StateSource& from) {
   Processes& all = processes();
   const json found = all.is_coordinator() ? json(checkpoint_folders(from.checkpoint_dir)) : json();
   const auto saved = parse_json(all.from_coordinator("checkpoints to check", found.dump())).get<std::vector<int64_t>>();
+  std::optional<StateInfo> info;
   std::optional<Error> refusal, damage;
   for (auto at = saved.rbegin(); at != saved.rend(); ++at) {
     damage.reset();
@@ -535,7 +555,7 @@ void check_resumes(const Devices& devices, const StepPrograms& programs, const S
       if (from.single_replica && devices.replicas() > 1 && !all.is_coordinator()) break;
       const std::string folder = checkpoint_folder(from.checkpoint_dir, *at);
       CheckpointReader reader(folder, all.alone() ? FromBucket::copies : FromBucket::ranges);
-      checked_info(reader, folder, programs.params(), *at, step);
+      info = checked_info(reader, folder, programs.params(), *at, step);
       StateReader(devices, programs.params(), step, reader)
           .check_headers(slots_of_checkpoint(step), programs.state_names());
       break;
@@ -549,6 +569,24 @@ void check_resumes(const Devices& devices, const StepPrograms& programs, const S
     damage->note("try: another run_name, or move that folder away to start from step 0");
   }
   throw_together(all, "checked checkpoints", refusal ? refusal : damage);
+  return info;
+}
+
+void resume_data(Dataset& data, const DataIdentity& now, const Position& at, const DataIdentity& then,
+                 const std::string& checkpoint) {
+  const std::string change = change_between(then, now);
+  // A place in a file of many records says nothing about another file.
+  const bool in_file = at.shard > 0 || at.offset > 0 || at.consumed > 0;
+  const bool exists = !change.empty() && in_file ? data.seek(next_epoch(at)), false : data.seek(at);
+  if (change.empty() && exists) return;
+  const Position from = data.position();
+  const std::string place = fmt::format(
+      "{} of epoch {}", from.index > 0 ? fmt::format("position {}", from.index) : "the beginning", from.epoch);
+  if (change.empty())
+    log_warning("the data has no position {} of epoch {}, at which checkpoint {} was saved; training continues at {}",
+                at.index, at.epoch, checkpoint, place);
+  else
+    log_warning("the data has changed since checkpoint {}: {}; training continues at {}", checkpoint, change, place);
 }
 
 TrainState place_state(const Devices& devices, const StepPrograms& programs, HostState host,
@@ -613,13 +651,14 @@ CheckpointContent state_content(const ParamTable& params, NamedShards state, boo
 
 StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
                        std::string checkpoint_dir, int64_t keep, bool moments, uint64_t seed,
-                       CompleteCheckpoint complete, std::function<void()> before_commit)
+                       CompleteCheckpoint complete, std::function<void()> before_commit, DataIdentity dataset)
     : devices_(devices),
       programs_(programs),
       averaged_(step.ema_decay > 0),
       left_out_(moments ? std::vector<std::string>() : state_prefixes(*make_optimizer(step.optim))),
       checkpoint_dir_(std::move(checkpoint_dir)),
       seed_(seed),
+      dataset_(std::move(dataset)),
       complete_(std::move(complete)),
       writer_(checkpoint_dir_, static_cast<int>(keep), writers(), std::move(before_commit)) {
   if (devices.platform() != Platform::cpu) return;
@@ -671,7 +710,7 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
         bytes_text(bytes), bytes_text(step_bytes_), bytes_text(free));
   std::function<NamedShards()> values = [in_place] { return in_place; };
   if (copied) values = fetch_all(devices_, arrays);
-  json info = info_of(at, position, seed_);
+  json info = info_of(at, position, seed_, dataset_);
   std::set<std::string> trained;
   for (const Param& p : programs_.params().params())
     if (p.trainable) trained.insert(p.model);

@@ -4,11 +4,13 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/data/batches/dataset.h"
 #include "maxdiffusion/train/programs.h"
+#include "maxdiffusion/train/state_info.h"
 
 namespace md {
 
@@ -33,6 +35,7 @@ struct HostState {
   NamedShards values;
   int64_t step = 0;
   Position data;
+  DataIdentity dataset;     // that the checkpoint was saved with
   uint64_t bytes_read = 0;  // read from the checkpoint's files
 };
 /// Source of a state.
@@ -50,9 +53,15 @@ std::function<HostState()> open_state(const Devices& devices, const StepPrograms
                                       const StateSource& from, const InitialValues& initial);
 /// Throws invalid_config, in all processes, if the newest checkpoint that is not damaged cannot be resumed by this run:
 /// another optimizer or model wrote it, it holds something trained that this run does not train, or it lacks what this
-/// run needs; io if all are damaged. Reads headers, no arrays, and changes nothing on disk. No checkpoint: no error.
-void check_resumes(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
-                   const StateSource& from);
+/// run needs; io if all are damaged. Reads headers, no arrays, and changes nothing on disk. Returns what state.json of
+/// that checkpoint says; none if there is no checkpoint, or another process reads it.
+std::optional<StateInfo> check_resumes(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
+                                       const StateSource& from);
+/// Moves a run's data to the position at which a checkpoint was saved. Data that has changed since is used as it is
+/// now, with a warning that says what has changed: from the same position or, if the data lacks it, from the beginning
+/// of the next epoch.
+void resume_data(Dataset& data, const DataIdentity& now, const Position& at, const DataIdentity& then,
+                 const std::string& checkpoint);
 /// Puts the state on the devices, with the shardings of the programs' inputs. Throws io naming an array that the
 /// checkpoint lacks.
 TrainState place_state(const Devices& devices, const StepPrograms& programs, HostState host,
@@ -81,7 +90,7 @@ class StateSaver {
   /// `moments`: false omits the optimizer's moments. `before_commit`: see CheckpointWriter.
   StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step, std::string checkpoint_dir,
              int64_t keep, bool moments, uint64_t seed, CompleteCheckpoint complete,
-             std::function<void()> before_commit = {});
+             std::function<void()> before_commit = {}, DataIdentity dataset = {});
   /// Warns if memory or disk may be too small for a checkpoint. Call before the first step.
   void warn_if_short_of_space(const TrainState& state) const;
   /// Saves the current arrays as the checkpoint after `updates` steps, before the batch at `position`.
@@ -100,6 +109,7 @@ class StateSaver {
   bool pauses_training_ = false;       // writes while training waits; set with a log line
   std::string checkpoint_dir_;
   uint64_t seed_;
+  DataIdentity dataset_;
   CompleteCheckpoint complete_;
   CheckpointWriter writer_;
 };

@@ -10,6 +10,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <thread>
 
@@ -283,6 +284,107 @@ TEST_F(DataRuns, TarFilesByPatternAreWrittenMirroredToo) {
   EXPECT_TRUE(contains(o.out, "14 records")) << o.out;
   EXPECT_TRUE(contains(o.err, "extracted_files_dir is ignored")) << o.err;
   EXPECT_FALSE(exists("/nowhere"));
+}
+
+TEST_F(DataRuns, ContinueWithTheDataThatIsThereAndSayWhatChanged) {
+  const std::string files = MD_SOURCE_DIR "/tests/golden/data/files/",
+                    uncached = "cache_latents_text_encoder_outputs=false", changed = "the data has changed since ";
+  const auto put = [&](const std::string& file, const std::string& from) {
+    make_folders(fs::path(t / file).parent_path());
+    fs::copy_file(files + from, t / file, fs::copy_options::overwrite_existing);
+  };
+  const auto copied = [&](const std::string& name) {
+    fs::copy(t / "pictures", t / name);
+    return "train_data_dir=" + (t / name);
+  };
+  const auto remove = [&](const std::string& folder, const std::vector<std::string>& names) {
+    for (const std::string& name : names)
+      for (const char* ending : {".png", ".txt"}) fs::remove(t / (folder + "/" + name + ending));
+  };
+  for (const auto& [name, from] : {std::pair{"tar/0.tar", "shard-000000.tar"},
+                                   {"tfrecord/0.tfrecord", "pictures.tfrecord"},
+                                   {"tables/0.parquet", "plain.parquet"},
+                                   {"tables/1.parquet", "plain.parquet"}})
+    put(name, from);
+  const std::string columns[] = {"image_column=picture", "caption_column=captions"};
+  const std::string dream[] = {"instance_data_dir=" + (t / "subject"), "class_data_dir=" + (t / "class"),
+                               "instance_prompt=a sks heart", "class_prompt=a heart", "num_class_images=1"};
+  struct Case {
+    std::string name;
+    std::vector<std::string> keys;
+    std::function<void()> change;
+    std::string log;
+  };
+  const std::string next = "the beginning of epoch 1", same = "position 4 of epoch 0";
+  std::vector<Case> cases = {{"removed",
+                              {copied("removed_data")},
+                              [&] {
+                                remove("removed_data", {"3", "4"});
+                              },
+                              "it had 5 samples and has 3; training continues at " + next},
+                             {"removed_uncached",
+                              {copied("uncached_data"), uncached},
+                              [&] {
+                                remove("uncached_data", {"0", "2"});
+                              },
+                              "it had 5 samples and has 3; training continues at " + next},
+                             {"added",
+                              {copied("added_data")},
+                              [&] { fs::copy_file(t / "pictures/0.png", t / "added_data/5.png"); },
+                              "it had 5 samples and has 6; training continues at " + same},
+                             {"renamed",
+                              {copied("renamed_data")},
+                              [&] { fs::rename(t / "renamed_data/0.png", t / "renamed_data/9.png"); },
+                              "its 5 samples have other names; training continues at " + same},
+                             {"captioned",
+                              {copied("captioned_data")},
+                              [&] { write_file_atomic(t / "captioned_data/1.txt", "apple 1"); },
+                              "its 5 samples have other captions; training continues at " + same},
+                             {"tar",
+                              {"train_data_dir=" + (t / "tar"), uncached},
+                              [&] { fs::rename(t / "tar/0.tar", t / "tar/1.tar"); },
+                              "the files of its samples have other names or sizes; training continues at " + next},
+                             {"tfrecord",
+                              {"train_data_dir=" + (t / "tfrecord"), uncached},
+                              [&] { fs::rename(t / "tfrecord/0.tfrecord", t / "tfrecord/1.tfrecord"); },
+                              "the files of its samples have other names or sizes; training continues at " + next},
+                             {"tables",
+                              {"train_data_dir=" + (t / "tables"), uncached, columns[0], columns[1]},
+                              [&] { fs::remove(t / "tables/1.parquet"); },
+                              "it had 14 samples and has 7; training continues at " + next},
+                             {"subject",
+                              {dream[0], dream[1], dream[2], dream[3], dream[4]},
+                              [&] {
+                                remove("subject", {"3", "4"});
+                              },
+                              "it had 6 samples and has 4; training continues at " + next}};
+  copied("subject");
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    const std::string name = "run_of_" + c.name;
+    std::vector<std::string> keys = c.keys;
+    keys.insert(keys.end(), {"per_device_batch_size=1", "max_train_steps=4"});
+    Outcome o = run("train", name, keys);
+    ASSERT_EQ(o.status, 0) << o.err;
+    keys.back() = "max_train_steps=6";
+    o = run("check", name, keys);
+    EXPECT_EQ(o.status, 0) << o.err;
+    EXPECT_FALSE(contains(o.err, changed)) << o.err;
+    c.change();
+    o = run("check", name, keys);
+    EXPECT_EQ(o.status, 0) << o.err;
+    const std::string what = changed + "checkpoint " + t.path() + "/" + name + "/checkpoints/4: ";
+    const std::string text = c.log.substr(0, c.log.find(';'));
+    EXPECT_TRUE(contains(o.err, what + text + "; it would continue with the data that is there")) << o.err;
+    o = run("train", name, keys);
+    EXPECT_EQ(o.status, 0) << o.err;
+    EXPECT_TRUE(contains(o.err, what + c.log)) << o.err;
+    EXPECT_TRUE(exists(t / (name + "/checkpoints/6")));
+    keys.back() = "max_train_steps=7";  // the checkpoint was saved with the data that is there now
+    o = run("train", name, keys);
+    EXPECT_EQ(o.status, 0) << o.err;
+    EXPECT_FALSE(contains(o.err, changed)) << o.err;
+  }
 }
 
 TEST_F(DataRuns, KilledWhileWritingTfrecordsLeavesNothingToRead) {

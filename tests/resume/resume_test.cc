@@ -31,6 +31,57 @@
 namespace md {
 namespace {
 
+/// The position of a dataset of `samples` at which a run continues that was saved at `at`, and what is logged.
+std::pair<Position, std::string> resumed(int64_t samples, const DataIdentity& now, const Position& at,
+                                         const DataIdentity& then) {
+  const std::unique_ptr<Dataset> data = in_memory({{"x", HostArray(Shape{DType::f32, {samples, 2}})}}, 1, 0);
+  testing::internal::CaptureStderr();
+  resume_data(*data, now, at, then, "runs/r/checkpoints/4");
+  return {data->position(), testing::internal::GetCapturedStderr()};
+}
+
+TEST(Resume, ContinuesWithTheDataThatIsThereAndSaysWhatChanged) {
+  const DataIdentity then{.samples = 5, .names = "a", .captions = "b"};
+  const Position at{.index = 4}, next{.epoch = 1};
+  const std::string changed = "the data has changed since checkpoint runs/r/checkpoints/4: ";
+  struct Case {
+    int64_t samples;
+    DataIdentity now;
+    Position expected;
+    std::string log;
+  };
+  for (const auto& [samples, now, expected, log] : std::vector<Case>{
+           {5, then, at, ""},
+           {5, {}, at, ""},  // data whose identity is not known
+           {3, {3, "c", "d"}, next, "it had 5 samples and has 3; training continues at the beginning of epoch 1"},
+           {7, {7, "c", "d"}, at, "it had 5 samples and has 7; training continues at position 4 of epoch 0"},
+           {5, {5, "c", "b"}, at, "its 5 samples have other names; training continues at position 4 of epoch 0"},
+           {5, {5, "a", "d"}, at, "its 5 samples have other captions; training continues at position 4 of epoch 0"},
+           {5, {5, "", "", "f"}, at, "it is data of another kind; training continues at position 4 of epoch 0"}}) {
+    const auto [position, found] = resumed(samples, now, at, then);
+    EXPECT_EQ(position, expected) << log;
+    if (log.empty())
+      EXPECT_EQ(found, "");
+    else
+      EXPECT_NE(found.find(changed + log), std::string::npos) << found;
+  }
+  // A checkpoint of a version that did not record its data.
+  const auto [position, found] = resumed(3, {3, "c", "d"}, at, {});
+  EXPECT_EQ(position, next);
+  EXPECT_NE(found.find("the data has no position 4 of epoch 0, at which checkpoint runs/r/checkpoints/4 was saved; "
+                       "training continues at the beginning of epoch 1"),
+            std::string::npos)
+      << found;
+  // A place in a file of many records is not used in another file.
+  const auto [in_file, other] =
+      resumed(9, {.files = "e"}, {.epoch = 2, .index = 4, .offset = 512, .consumed = 1}, {.files = "a"});
+  EXPECT_EQ(in_file, (Position{.epoch = 3}));
+  EXPECT_NE(other.find(changed + "the files of its samples have other names or sizes; training continues at the "
+                                 "beginning of epoch 3"),
+            std::string::npos)
+      << other;
+}
+
 // S2-37
 TEST(Resume, WithoutSavedMomentsStartsFreshOnes) {
   for (double ema : {0.0, 0.9}) {
@@ -819,6 +870,9 @@ TEST(Resume, DamagedStateIsNamedAndTheCheckpointBeforeItUsed) {
       {[](json& j) { j = nullptr; }, "state.json': not JSON"},
       {[](json& j) { j = json::array(); }, "state.json': array; expected a JSON object"},
       {[](json& j) { j = json::object(); }, "state.json': it has no 'step'"},
+      {[](json& j) { j["dataset"] = 3; }, "state.json': 'dataset' is 3; expected an object"},
+      {[](json& j) { j["dataset"]["samples"] = -2; }, "'samples' is -2; expected a whole number of 0 or more"},
+      {[](json& j) { j["dataset"]["names"] = 1; }, "'names' of 'dataset' is 1; expected a hash"},
       {[](json& j) { j["step"] = 2; }, "'step' is 2; expected 3, as its folder is named"},
       {[](json& j) { j["offset"] = -1; }, "'offset' is -1; expected a whole number of 0 or more"},
       {[](json& j) { j["epoch"] = "one"; }, "'epoch' is \"one\"; expected a whole number"},

@@ -48,16 +48,13 @@ AspectBucketOrder::Choice AspectBucketOrder::next() {
   return out;
 }
 
-void AspectBucketOrder::seek(Position p) {
-  const auto refuse = [&](bool ok) {
-    check(ok, Code::io,
-          "resume: position {} of epoch {} does not exist in this data: was it saved with another dataset?", p.index,
-          p.epoch);
-  };
-  refuse(p.epoch >= 0 && p.index >= 0 && p.index % batch_ == 0 && p == Position{.epoch = p.epoch, .index = p.index});
+bool AspectBucketOrder::seek(Position p) {
+  check_position(p);
   plan(p.epoch);
-  refuse(p.index <= static_cast<int64_t>(batches_.size()) * batch_);
-  at_ = p;
+  const bool exists = p == Position{.epoch = p.epoch, .index = p.index} && p.index % batch_ == 0 &&
+                      p.index <= static_cast<int64_t>(batches_.size()) * batch_;
+  at_ = exists ? p : next_epoch(p);
+  return exists;
 }
 
 std::unique_ptr<Dataset> examples_in_aspect_buckets(std::vector<std::shared_ptr<const Examples>> buckets, int64_t batch,
@@ -72,7 +69,7 @@ std::unique_ptr<Dataset> examples_in_aspect_buckets(std::vector<std::shared_ptr<
       return batch_of(*buckets_[choice.bucket], choice.samples);
     }
     Position position() const override { return order_.position(); }
-    void seek(Position p) override { order_.seek(p); }
+    bool seek(Position p) override { return order_.seek(p); }
     int64_t size() const override { return order_.size(); }
 
    private:

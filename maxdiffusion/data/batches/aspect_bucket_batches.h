@@ -30,8 +30,8 @@ class AspectBucketOrder {
   Choice next();
   /// Counts the samples of all processes; every process has the same position.
   Position position() const { return at_; }
-  /// Throws io for a position that these buckets cannot have.
-  void seek(Position p);
+  /// As Dataset::seek. Buckets have only positions between batches of their size.
+  bool seek(Position p);
   int64_t size() const;  // samples of all buckets
 
  private:

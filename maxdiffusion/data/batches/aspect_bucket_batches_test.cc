@@ -110,17 +110,16 @@ TEST(AspectBucketOrder, ProcessesTakeOneBucketTogetherAndShareItsBatch) {
   }
 }
 
-TEST(AspectBucketOrder, ForeignPositionsAreRefused) {
+TEST(AspectBucketOrder, PositionsThatTheDataLacksContinueWithTheNextEpoch) {
   AspectBucketOrder order({6, 6}, 3, {.seed = 5});
   for (const Position& p :
-       {Position{.index = 2}, Position{.index = 15}, Position{.epoch = -1}, Position{.index = 3, .consumed = 3}}) {
-    try {
-      order.seek(p);
-      FAIL() << p.index;
-    } catch (const Error& e) {
-      EXPECT_EQ(e.code(), Code::io);
-    }
+       {Position{.epoch = 4, .index = 2}, Position{.epoch = 4, .index = 15}, Position{4, 3, 0, 0, 3}}) {
+    EXPECT_FALSE(order.seek(p)) << p.index;
+    EXPECT_EQ(order.position(), (Position{.epoch = 5})) << p.index;
   }
+  EXPECT_TRUE(order.seek({.epoch = 4, .index = 3}));
+  EXPECT_EQ(order.position(), (Position{.epoch = 4, .index = 3}));
+  EXPECT_THROW(order.seek({.epoch = -1}), Error);
 }
 
 TEST(InBuckets, BatchesAreRowsOfOneBucketsArrays) {

@@ -61,11 +61,10 @@ class ExampleBatches final : public Dataset {
     return batch_of(*samples_, rows);
   }
   Position position() const override { return at_; }
-  void seek(Position p) override {
-    check(p.epoch >= 0 && p.index >= 0 && p.index <= size_, Code::io,
-          "resume: position {} of epoch {} is outside the {} samples of an epoch: was it saved with another dataset?",
-          p.index, p.epoch, size_);
-    at_ = p.index == size_ ? Position{.epoch = p.epoch + 1} : p;
+  bool seek(Position p) override {
+    check_position(p);
+    at_ = p.index < size_ ? p : next_epoch(p);
+    return p.index <= size_;
   }
   int64_t size() const override { return size_; }
 
@@ -106,18 +105,20 @@ class Prefetch : public Dataset {
     const std::lock_guard lock(mutex_);
     return at_;
   }
-  void seek(Position p) override {
+  bool seek(Position p) override {
     stop();
     ready_.clear();
     error_ = nullptr;
+    bool exists = false;
     try {
-      source_->seek(p);
+      exists = source_->seek(p);
       at_ = source_->position();
     } catch (...) {
       error_ = std::current_exception();  // next() must not wait: no thread is running
       throw;
     }
     start();
+    return exists;
   }
   int64_t size() const override { return size_; }
 
@@ -222,7 +223,7 @@ std::unique_ptr<Dataset> mapped(std::unique_ptr<Dataset> source, std::function<B
         : source_(std::move(source)), change_(std::move(change)) {}
     Batch next() override { return change_(source_->next()); }
     Position position() const override { return source_->position(); }
-    void seek(Position p) override { source_->seek(p); }
+    bool seek(Position p) override { return source_->seek(p); }
     int64_t size() const override { return source_->size(); }
 
    private:

@@ -26,7 +26,9 @@ class Dataset {
   /// BatchShare. Throws io naming file and reason.
   virtual Batch next() = 0;
   virtual Position position() const = 0;
-  virtual void seek(Position p) = 0;
+  /// Continues at `p`. Data that has no such position, as after samples were removed, continues at the beginning of the
+  /// next epoch: returns false. Throws io for numbers below 0.
+  virtual bool seek(Position p) = 0;
   virtual int64_t size() const = 0;  // samples per epoch; −1: not known
 };
 

@@ -43,7 +43,10 @@ class Counter : public Dataset {
     return {{"id", HostArray::of<int32_t>(Shape{DType::s32, {1}}, v)}};
   }
   Position position() const override { return at_; }
-  void seek(Position p) override { at_ = p; }
+  bool seek(Position p) override {
+    at_ = p;
+    return true;
+  }
   int64_t size() const override { return 1000; }
 
  private:
@@ -137,9 +140,14 @@ TEST(Dataset, SeekContinuesAsIfNeverInterruptedForAnyCut) {
   }
 }
 
-TEST(Dataset, PositionsOfAnotherDatasetAreRefused) {
+TEST(Dataset, PositionsThatTheDataLacksContinueWithTheNextEpoch) {
   auto d = in_memory(samples(5), 2, 0);
-  EXPECT_THROW(d->seek({0, 6}), Error);
+  EXPECT_FALSE(d->seek({0, 6}));  // five samples: one was removed
+  EXPECT_EQ(d->position(), (Position{.epoch = 1}));
+  EXPECT_TRUE(d->seek({0, 3}));
+  EXPECT_EQ(d->position(), (Position{.index = 3}));
+  EXPECT_TRUE(d->seek({2, 5}));  // the end of an epoch
+  EXPECT_EQ(d->position(), (Position{.epoch = 3}));
   EXPECT_THROW(d->seek({-1, 0}), Error);
   EXPECT_THROW(d->seek({0, -1}), Error);
 }
@@ -189,8 +197,10 @@ TEST(Prefetch, AnErrorComesAfterTheBatchesMadeBeforeIt) {
 
 TEST(Prefetch, ARefusedSeekIsThrownAgainByNext) {
   auto d = prefetch(in_memory(samples(5), 2, 0), 2);
-  EXPECT_THROW(d->seek({0, 6}), Error);
+  EXPECT_THROW(d->seek({0, -1}), Error);
   EXPECT_THROW(d->next(), Error);
+  EXPECT_FALSE(d->seek({0, 6}));
+  EXPECT_EQ(d->position(), (Position{.epoch = 1}));
   d->seek({0, 0});
   EXPECT_EQ(ids(d->next()), ids(in_memory(samples(5), 2, 0)->next()));
 }

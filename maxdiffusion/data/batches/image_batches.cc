@@ -59,7 +59,9 @@ class Placed : public RecordSource {
  public:
   using Place = std::pair<int64_t, int64_t>;  // shard, offset
   Placed(std::shared_ptr<const RecordSource> source, std::vector<Place> places)
-      : RecordSource(source->name(), source->fingerprint()), source_(std::move(source)), places_(std::move(places)) {}
+      : RecordSource(source->name(), source->fingerprint(), source->identity()),
+        source_(std::move(source)),
+        places_(std::move(places)) {}
   int64_t size() const override { return static_cast<int64_t>(places_.size()); }
   Record read(int64_t index) const override { return find({index})[0](); }
   /// Reads consecutive records in one pass.
@@ -117,7 +119,7 @@ class InBuckets : public Dataset {
     return batch_of(rows, captions_);
   }
   Position position() const override { return order_.position(); }
-  void seek(Position p) override { order_.seek(p); }
+  bool seek(Position p) override { return order_.seek(p); }
   int64_t size() const override { return order_.size(); }
 
  private:
@@ -169,9 +171,10 @@ class SourceBatches : public Dataset {
     return batch_of(rows, captions_);
   }
   Position position() const override { return stream_.position(); }
-  void seek(Position p) override {
-    stream_.seek(p);
-    last_good_epoch_ = p.epoch;
+  bool seek(Position p) override {
+    const bool exists = stream_.seek(p);
+    last_good_epoch_ = stream_.position().epoch;
+    return exists;
   }
   int64_t size() const override { return stream_.source().size(); }
 

@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/decoded_text.h"
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/shortened.h"
@@ -146,6 +147,7 @@ struct DataFolders::Listed {
   std::vector<DataFolder> folders;
   std::vector<Item> items;
   std::string fingerprint;
+  DataIdentity identity;
   bool captions_vary = false;
 
   explicit Listed(std::vector<DataFolder> all) : folders(std::move(all)) {
@@ -158,6 +160,7 @@ struct DataFolders::Listed {
     }
     balance();
     std::vector<FoundFile> files;
+    std::string names, captions;
     for (const Item& item : items) {
       const CaptionRules& rules = folders[static_cast<size_t>(item.folder)].captions;
       const std::string& text = item.image.caption;
@@ -165,6 +168,8 @@ struct DataFolders::Listed {
       captions_vary |= any;
       // Random choices are made in each step, and not cached.
       const std::string fixed = any ? "" : applied(rules, text, 0, shown(item.image.file));
+      names += fmt::format("{} {} {}\n", item.folder, item.repeats, item.image.name);
+      captions += (any ? text : fixed) + "\n";
       std::string box;
       if (const auto& b = item.image.box) box = fmt::format("{} {} {} {}", b->left, b->top, b->width, b->height);
       files.push_back({fmt::format("{}\n{}\n{}", item.image.file, fixed, box), item.image.size, item.image.modified});
@@ -173,6 +178,7 @@ struct DataFolders::Listed {
       if (!item.mask.location.empty()) files.push_back(item.mask);
     }
     fingerprint = fingerprint_of(files);
+    identity = {.names = content_hash(names), .captions = content_hash(captions)};
   }
 
  private:
@@ -223,7 +229,7 @@ struct DataFolders::Listed {
 DataFolders::DataFolders(std::string name, std::vector<DataFolder> folders)
     : DataFolders(std::move(name), std::make_unique<const Listed>(std::move(folders))) {}
 DataFolders::DataFolders(std::string name, std::unique_ptr<const Listed> listed)
-    : RecordSource(std::move(name), listed->fingerprint), listed_(std::move(listed)) {}
+    : RecordSource(std::move(name), listed->fingerprint, listed->identity), listed_(std::move(listed)) {}
 DataFolders::~DataFolders() = default;
 
 int64_t DataFolders::size() const { return std::ssize(listed_->items); }

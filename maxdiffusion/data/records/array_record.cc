@@ -158,7 +158,8 @@ class File {
 class ArrayRecords : public RecordSource {
  public:
   ArrayRecords(const Files& files, const DataSourceConfig& config)
-      : RecordSource(files_summary(files), fingerprint_of(files) + columns_key(config)),
+      : RecordSource(files_summary(files), fingerprint_of(files) + columns_key(config),
+                     {.files = names_and_sizes(files)}),
         config_(config),
         files_(files.size()) {
     parallel_for(static_cast<int64_t>(files.size()), [&](int64_t i, int) {

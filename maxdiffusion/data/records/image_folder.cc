@@ -10,6 +10,7 @@
 
 #include "maxdiffusion/base/decoded_text.h"
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/base/parse_json.h"
@@ -431,6 +432,12 @@ class ImageFolder : public RecordSource {
                          .max_train_samples = config.max_train_samples,
                          .reference_columns = config.reference_columns(),
                          .captions = config.captions})) {
+    std::string names, captions;
+    for (const ImageItem& item : items_) {
+      names += item.name + "\n";
+      captions += item.caption + "\n";
+    }
+    set_identity({.names = content_hash(names), .captions = content_hash(captions)});
     if (masks) masks_ = find_partners(*masks, items_, "conditioning_data_dir", "mask");
   }
   int64_t size() const override { return static_cast<int64_t>(items_.size()); }

@@ -52,7 +52,7 @@ class Counter {
 class Counted : public RecordSource {
  public:
   explicit Counted(std::shared_ptr<const RecordSource> source)
-      : RecordSource(source->name(), source->fingerprint()),
+      : RecordSource(source->name(), source->fingerprint(), source->identity()),
         source_(std::move(source)),
         counter_(std::make_shared<Counter>(source_->name())) {}
   int64_t size() const override { return source_->size(); }

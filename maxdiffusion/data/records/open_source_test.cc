@@ -669,6 +669,69 @@ TEST(Source, FingerprintFollowsFilesAndColumns) {
   EXPECT_NE(before, print({.train_data_dir = file}));
 }
 
+/// What has changed between two opened sources.
+std::string change_of(const DataSourceConfig& then, const DataSourceConfig& now) {
+  return change_between(open_source(then)->identity(), open_source(now)->identity());
+}
+
+TEST(DataIdentity, OfAFolderSaysWhatHasChanged) {
+  const std::string folder = scratch() / "identity";
+  const auto write = [&](const std::vector<std::string>& names, const std::string& caption) {
+    fs::remove_all(folder);
+    make_folders(folder);
+    for (const std::string& name : names) {
+      write_file_atomic(folder + "/" + name + ".png", expected()[0].image);
+      write_file_atomic(folder + "/" + name + ".txt", caption + name);
+    }
+    return open_source({.train_data_dir = folder})->identity();
+  };
+  const DataIdentity then = write({"0", "1", "2"}, "heart ");
+  EXPECT_EQ(then.samples, 3);
+  EXPECT_EQ(write({"0", "1", "2"}, "heart "), then);  // other times
+  EXPECT_EQ(change_between(then, write({"0", "2"}, "heart ")), "it had 3 samples and has 2");
+  EXPECT_EQ(change_between(then, write({"0", "1", "2", "3"}, "heart ")), "it had 3 samples and has 4");
+  EXPECT_EQ(change_between(then, write({"0", "1", "4"}, "heart ")), "its 3 samples have other names");
+  EXPECT_EQ(change_between(then, write({"0", "1", "2"}, "heard ")), "its 3 samples have other captions");
+  EXPECT_EQ(change_between(then, {}), "");  // not known
+  EXPECT_EQ(change_between({}, then), "");
+  // Two folders that are trained on together.
+  const DataIdentity other = write({"5", "6"}, "");
+  EXPECT_EQ(combined(then, other).samples, 5);
+  EXPECT_EQ(change_between(combined(then, other), combined(then, write({"5"}, ""))), "it had 5 samples and has 4");
+  EXPECT_EQ(change_between(combined(then, other), combined(then, write({"5", "7"}, ""))),
+            "its 5 samples have other names");
+}
+
+TEST(DataIdentity, OfFilesOfManyRecordsIsTheirNamesAndSizes) {
+  const std::string other = "the files of its samples have other names or sizes";
+  for (const auto& [name, bytes, longer] : std::vector<std::tuple<std::string, std::string, std::string>>{
+           {"1.tar", read_file(kFiles + "/shard-000000.tar"),
+            read_file(kFiles + "/shard-000000.tar") + std::string(1024, '\0')},
+           {"1.tfrecord", read_file(kFiles + "/pictures.tfrecord"),
+            read_file(kFiles + "/pictures.tfrecord") + read_file(kFiles + "/pictures.tfrecord")}}) {
+    SCOPED_TRACE(name);
+    const DataSourceConfig then{.train_data_dir = put("then/" + name, bytes)};
+    EXPECT_EQ(change_of(then, {.train_data_dir = put("copied/" + name, bytes)}), "");
+    EXPECT_EQ(change_of(then, {.train_data_dir = put("now/2" + name, bytes)}), other);
+    EXPECT_EQ(change_of(then, {.train_data_dir = put("larger/" + name, longer)}), other);
+    EXPECT_EQ(change_of(then, {.train_data_dir = kFiles + "/pictures"}), "it is data of another kind");
+  }
+  const DataSourceConfig columns{.image_column = "picture", .caption_column = "captions"};
+  const auto tables = [&](const std::string& folder, int files) {
+    for (int i = 0; i < files; ++i) put(fmt::format("{}/{}.parquet", folder, i), read_file(kFiles + "/plain.parquet"));
+    DataSourceConfig config = columns;
+    config.train_data_dir = scratch() / folder;
+    return config;
+  };
+  EXPECT_EQ(change_of(tables("one", 1), tables("copy", 1)), "");
+  EXPECT_EQ(change_of(tables("two", 2), tables("one", 1)),
+            fmt::format("it had {} samples and has {}", 2 * kRecords, kRecords));
+  DataSourceConfig renamed = columns;
+  renamed.train_data_dir = put("renamed/3.parquet", read_file(kFiles + "/plain.parquet"));
+  EXPECT_EQ(change_of(tables("one", 1), renamed),
+            fmt::format("the files of its {} samples have other names or sizes", kRecords));
+}
+
 TEST(TfrecordShards, AreReadBackAndAppearOnlyWhenWhole) {
   const std::string folder = scratch() / "written";
   {

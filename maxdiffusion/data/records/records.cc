@@ -12,7 +12,7 @@ namespace {
 class FirstByNumber : public RecordSource {
  public:
   FirstByNumber(std::shared_ptr<const RecordSource> source, int64_t n)
-      : RecordSource(source->name(), fmt::format("{} first {}", source->fingerprint(), n)),
+      : RecordSource(source->name(), fmt::format("{} first {}", source->fingerprint(), n), source->identity()),
         source_(std::move(source)),
         n_(n) {}
   int64_t size() const override { return n_; }
@@ -27,7 +27,8 @@ class FirstByNumber : public RecordSource {
 class FirstOfShards : public RecordSource {
  public:
   FirstOfShards(std::shared_ptr<const RecordSource> source, int64_t n)
-      : RecordSource(source->name(), fmt::format("{} first {}", source->fingerprint(), n)), source_(std::move(source)) {
+      : RecordSource(source->name(), fmt::format("{} first {}", source->fingerprint(), n), source->identity()),
+        source_(std::move(source)) {
     for (int64_t s = 0; s < source_->shards() && size_ < n; ++s) {
       const auto reader = source_->open(s, 0);
       while (size_ < n && reader->next()) ++size_;
@@ -176,26 +177,26 @@ bool RecordStream::fill_window() {
   return true;
 }
 
-void RecordStream::seek(Position p) {
-  const auto refuse = [&](bool ok) {
-    check(ok, Code::io, "{}: position {} of epoch {} does not exist in this data: was it saved with another dataset?",
-          source_->name(), p.index, p.epoch);
-  };
-  refuse(p.epoch >= 0 && p.index >= 0);
-  if (source_->shards() == 0) {
-    refuse(p.index <= source_->size() && p.shard == 0 && p.offset == 0 && p.consumed == 0);
-    at_ = p.index == source_->size() ? Position{.epoch = p.epoch + 1} : p;
-    return;
-  }
-  refuse(p.shard >= 0 && p.offset >= 0 && p.consumed >= 0 && p.consumed <= p.index &&
-         (p.shard < source_->shards() || p == Position{.epoch = p.epoch}));
-  at_ = p;
+bool RecordStream::seek(Position p) {
+  check_position(p);
   reader_.reset();
   window_.clear();
-  if (p.consumed > 0) {
-    fill_window();
-    refuse(p.consumed <= static_cast<int64_t>(window_.size()));
+  if (source_->shards() == 0) {
+    const bool exists = p.index <= source_->size() && p == Position{.epoch = p.epoch, .index = p.index};
+    at_ = exists && p.index < source_->size() ? p : next_epoch(p);
+    return exists;
   }
+  bool exists = p.consumed <= p.index && (p.shard < source_->shards() || p == Position{.epoch = p.epoch});
+  at_ = p;
+  if (exists && p.consumed > 0) {
+    fill_window();
+    exists = p.consumed <= static_cast<int64_t>(window_.size());
+  }
+  if (exists) return true;
+  at_ = next_epoch(p);
+  reader_.reset();
+  window_.clear();
+  return false;
 }
 
 void each_record(const RecordSource& source, const std::function<void(const Record&)>& take) {

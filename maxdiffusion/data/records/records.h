@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/data/records/data_identity.h"
 #include "maxdiffusion/data/records/position.h"
 #include "maxdiffusion/mesh/batch_share.h"
 #include "maxdiffusion/storage/storage.h"
@@ -56,13 +57,18 @@ class ShardReader {
 /// Records either by number, or in shards that are read in order. Thread safe.
 class RecordSource {
  public:
-  RecordSource(std::string name, std::string fingerprint)
-      : name_(std::move(name)), fingerprint_(std::move(fingerprint)) {}
+  RecordSource(std::string name, std::string fingerprint, DataIdentity identity = {})
+      : name_(std::move(name)), fingerprint_(std::move(fingerprint)), identity_(std::move(identity)) {}
   virtual ~RecordSource() = default;
   /// Kind and place, for messages.
   const std::string& name() const { return name_; }
   /// Changes if the source files (names, sizes and times) or the requested columns change.
   const std::string& fingerprint() const { return fingerprint_; }
+  DataIdentity identity() const {
+    DataIdentity all = identity_;
+    all.samples = size();
+    return all;
+  }
   /// Number of records; −1: unknown until all are read.
   virtual int64_t size() const = 0;
   /// Number of shards; 0: read() returns any record.
@@ -76,8 +82,12 @@ class RecordSource {
   virtual std::vector<PendingRecord> find(const std::vector<int64_t>& numbers) const;
   virtual std::unique_ptr<ShardReader> open(int64_t shard, int64_t offset) const;
 
+ protected:
+  void set_identity(DataIdentity identity) { identity_ = std::move(identity); }
+
  private:
   std::string name_, fingerprint_;
+  DataIdentity identity_;
 };
 
 /// Reads every record once, in the order in which they are stored. Throws io at the first that cannot be read.
@@ -116,8 +126,8 @@ class RecordStream {
   /// For records read by number, the position counts the records of all processes: it is the same in every process, and
   /// stays valid for another number of processes. Otherwise it is specific to this process.
   Position position() const { return at_; }
-  /// Throws io for a position that this source cannot have.
-  void seek(Position p);
+  /// As Dataset::seek.
+  bool seek(Position p);
   const RecordSource& source() const { return *source_; }
   const BatchShare& share() const { return config_.share; }
 

@@ -156,13 +156,17 @@ TEST(RecordStream, ProcessesShareTheRecordsOfAnEpoch) {
   }
 }
 
-TEST(RecordStream, PositionsOfOtherDataAreRefused) {
+TEST(RecordStream, PositionsThatTheDataLacksContinueWithTheNextEpoch) {
   RecordStream a(numbers(5), {}), b(shards({3, 2}), {});
-  EXPECT_THROW(a.seek({.index = 6}), Error);
-  EXPECT_THROW(a.seek({.index = 1, .shard = 1}), Error);
+  EXPECT_FALSE(a.seek({.index = 6}));
+  EXPECT_EQ(a.position(), (Position{.epoch = 1}));
+  EXPECT_FALSE(a.seek({.epoch = 2, .index = 1, .shard = 1}));
+  EXPECT_EQ(a.position(), (Position{.epoch = 3}));
   EXPECT_THROW(a.seek({.epoch = -1}), Error);
-  EXPECT_THROW(b.seek({.index = 3, .shard = 2, .consumed = 1}), Error);
-  EXPECT_THROW(b.seek({.index = 9, .consumed = 9}), Error);
+  EXPECT_FALSE(b.seek({.index = 3, .shard = 2, .consumed = 1}));
+  EXPECT_EQ(b.position(), (Position{.epoch = 1}));
+  EXPECT_FALSE(b.seek({.index = 9, .consumed = 9}));
+  EXPECT_EQ(b.position(), (Position{.epoch = 1}));
   EXPECT_THROW(RecordStream(shards({0, 0}), {}).next(), Error);
   EXPECT_THROW(RecordStream(numbers(0), {}), Error);
 }

@@ -21,7 +21,8 @@ struct TableFile {
 class Tables : public RecordSource, public std::enable_shared_from_this<Tables> {
  public:
   Tables(const Files& files, const DataSourceConfig& config)
-      : RecordSource(files_summary(files), fingerprint_of(files) + columns_key(config)),
+      : RecordSource(files_summary(files), fingerprint_of(files) + columns_key(config),
+                     {.files = names_and_sizes(files)}),
         arrays_(!config.array_columns.empty()),
         files_(files.size()) {
     parallel_for(static_cast<int64_t>(files.size()), [&](int64_t i, int) {

@@ -209,7 +209,8 @@ class Reader : public ShardReader {
 class Tars : public RecordSource {
  public:
   Tars(const Files& files, const DataSourceConfig& config)
-      : RecordSource(files_summary(files), fingerprint_of(files) + columns_key(config)),
+      : RecordSource(files_summary(files), fingerprint_of(files) + columns_key(config),
+                     {.files = names_and_sizes(files)}),
         files_(files),
         config_(config) {
     check(config.array_columns.empty(), Code::invalid_config,

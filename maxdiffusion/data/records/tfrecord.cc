@@ -58,7 +58,8 @@ class TfrecordReader : public ShardReader {
 class Tfrecords : public RecordSource {
  public:
   Tfrecords(const Files& files, const DataSourceConfig& config)
-      : RecordSource(files_summary(files), fingerprint_of(files) + columns_key(config)),
+      : RecordSource(files_summary(files), fingerprint_of(files) + columns_key(config),
+                     {.files = names_and_sizes(files)}),
         files_(files),
         config_(std::make_shared<const DataSourceConfig>(config)) {}
   int64_t size() const override { return -1; }
