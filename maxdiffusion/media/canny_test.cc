@@ -4,6 +4,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/media/resize.h"
@@ -46,6 +47,23 @@ TEST(Resize, LanczosAgreesWithPillowByteForByte) {
     SCOPED_TRACE(row["height"].dump() + "x" + row["width"].dump());
     EXPECT_EQ(values(resize_rgb8(image_of(row), row["to_height"], row["to_width"], Filter::lanczos)),
               bytes_of(row["out"]));
+  }
+}
+
+TEST(Resize, APartIsThatOfTheWhole) {
+  for (const json& row : golden()["resized"]) {
+    const HostArray image = image_of(row);
+    const int64_t height = row["to_height"], width = row["to_width"];
+    const HostArray whole = HostArray::of<uint8_t>(Shape{DType::u8, {height, width, 3}}, bytes_of(row["out"]));
+    for (const Region& r : {Region{0, 0, width, height}, Region{1, 2, width - 2, height - 2},
+                            Region{width - 1, 0, 1, height}, Region{0, height - 1, width, 1}})
+      EXPECT_EQ(values(resize_rgb8(image, height, width, r, Filter::lanczos)),
+                values(crop_rgb8(whole, r.y, r.x, r.height, r.width)));
+    EXPECT_EQ(values(resize_rgb8(image, image.dims()[0], width, {1, 1, width - 1, 2}, Filter::lanczos)),
+              values(crop_rgb8(resize_rgb8(image, image.dims()[0], width, Filter::lanczos), 1, 1, 2, width - 1)));
+    EXPECT_EQ(values(resize_rgb8(image, height, image.dims()[1], {1, 1, 2, height - 1}, Filter::lanczos)),
+              values(crop_rgb8(resize_rgb8(image, height, image.dims()[1], Filter::lanczos), 1, 1, height - 1, 2)));
+    EXPECT_THROW(resize_rgb8(image, height, width, {1, 0, width, height}, Filter::lanczos), Error);
   }
 }
 

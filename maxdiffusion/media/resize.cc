@@ -34,12 +34,13 @@ double response(Filter filter, double x) {
   return x < 2 ? (((x - 5) * x + 8) * x - 4) * a : 0;
 }
 
-std::vector<Taps> taps_of(int64_t in, int64_t out, Filter filter) {
+/// Of `count` pixels from `begin` on, of an axis that is resized from `in` to `out` pixels.
+std::vector<Taps> taps_of(int64_t in, int64_t out, int64_t begin, int64_t count, Filter filter) {
   const double scale = static_cast<double>(in) / static_cast<double>(out), widen = std::max(scale, 1.0);
   const double support = widen * support_of(filter);
-  std::vector<Taps> all(static_cast<size_t>(out));
+  std::vector<Taps> all(static_cast<size_t>(count));
   std::vector<double> w;
-  for (int64_t i = 0; i < out; ++i) {
+  for (int64_t i = begin; i < begin + count; ++i) {
     const double centre = (static_cast<double>(i) + 0.5) * scale;
     const int64_t first = std::max<int64_t>(static_cast<int64_t>(std::floor(centre - support + 0.5)), 0);
     const int64_t last = std::min<int64_t>(static_cast<int64_t>(std::floor(centre + support + 0.5)), in);
@@ -49,7 +50,7 @@ std::vector<Taps> taps_of(int64_t in, int64_t out, Filter filter) {
       w.push_back(response(filter, (static_cast<double>(x) - centre + 0.5) / widen));
       sum += w.back();
     }
-    Taps& t = all[static_cast<size_t>(i)];
+    Taps& t = all[static_cast<size_t>(i - begin)];
     t.first = first;
     for (double v : w)
       t.weights.push_back(static_cast<int32_t>(v / sum * (1 << kPrecision) + (v / sum < 0 ? -0.5 : 0.5)));
@@ -59,10 +60,11 @@ std::vector<Taps> taps_of(int64_t in, int64_t out, Filter filter) {
 
 uint8_t narrow(int32_t sum) { return static_cast<uint8_t>(std::clamp(sum >> kPrecision, 0, 255)); }
 
-HostArray resize_width(const HostArray& rgb, int64_t width, Filter filter) {
+/// Columns `part.x` to `part.x + part.width` of the image that is resized to `width`.
+HostArray resize_width(const HostArray& rgb, int64_t width, const Region& part, Filter filter) {
   const int64_t h = rgb.dims()[0], w = rgb.dims()[1];
-  const std::vector<Taps> taps = taps_of(w, width, filter);
-  HostArray out(Shape{DType::u8, {h, width, 3}});
+  const std::vector<Taps> taps = taps_of(w, width, part.x, part.width, filter);
+  HostArray out(Shape{DType::u8, {h, part.width, 3}});
   const uint8_t* row = rgb.view<uint8_t>().data();
   uint8_t* to = out.mutable_view<uint8_t>().data();
   for (int64_t y = 0; y < h; ++y, row += w * 3) {
@@ -83,13 +85,14 @@ HostArray resize_width(const HostArray& rgb, int64_t width, Filter filter) {
   return out;
 }
 
-HostArray resize_height(const HostArray& rgb, int64_t height, Filter filter) {
+/// Rows `part.y` to `part.y + part.height` of the image that is resized to `height`.
+HostArray resize_height(const HostArray& rgb, int64_t height, const Region& part, Filter filter) {
   const int64_t row = rgb.dims()[1] * 3;
-  HostArray out(Shape{DType::u8, {height, rgb.dims()[1], 3}});
+  HostArray out(Shape{DType::u8, {part.height, rgb.dims()[1], 3}});
   const uint8_t* from = rgb.view<uint8_t>().data();
   uint8_t* to = out.mutable_view<uint8_t>().data();
   std::vector<int32_t> sums(static_cast<size_t>(row));
-  for (const Taps& t : taps_of(rgb.dims()[0], height, filter)) {
+  for (const Taps& t : taps_of(rgb.dims()[0], height, part.y, part.height, filter)) {
     std::fill(sums.begin(), sums.end(), 1 << (kPrecision - 1));
     const uint8_t* p = from + t.first * row;
     for (int32_t k : t.weights) {
@@ -104,13 +107,27 @@ HostArray resize_height(const HostArray& rgb, int64_t height, Filter filter) {
 }  // namespace
 
 HostArray resize_rgb8(const HostArray& rgb, int64_t height, int64_t width, Filter filter) {
+  return resize_rgb8(rgb, height, width, {0, 0, width, height}, filter);
+}
+
+HostArray resize_rgb8(const HostArray& rgb, int64_t height, int64_t width, const Region& part, Filter filter) {
   check(rgb.shape().rank() == 3 && rgb.dtype() == DType::u8 && rgb.dims()[2] == 3 && rgb.dims()[0] > 0 &&
             rgb.dims()[1] > 0 && height > 0 && width > 0,
         Code::internal, "resize: {} to {}x{}: expected a u8[H,W,3] image and sizes > 0", to_string(rgb.shape()), height,
         width);
+  check(part.y >= 0 && part.x >= 0 && part.height > 0 && part.width > 0 && part.y + part.height <= height &&
+            part.x + part.width <= width,
+        Code::internal, "resize: {}x{} at ({}, {}) is outside the image of {}x{}", part.height, part.width, part.y,
+        part.x, height, width);
   HostArray out = rgb;
-  if (width != rgb.dims()[1]) out = resize_width(out, width, filter);
-  if (height != rgb.dims()[0]) out = resize_height(out, height, filter);
+  if (width != rgb.dims()[1])
+    out = resize_width(out, width, part, filter);
+  else if (part.width != width)
+    out = crop_rgb8(out, 0, part.x, out.dims()[0], part.width);
+  if (height != rgb.dims()[0])
+    out = resize_height(out, height, part, filter);
+  else if (part.height != height)
+    out = crop_rgb8(out, part.y, 0, part.height, part.width);
   return out;
 }
 

@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "maxdiffusion/base/error.h"
-#include "maxdiffusion/media/resize.h"
 
 namespace md {
 namespace {
@@ -189,7 +188,7 @@ HostArray put_back(const HostArray& image, const HostArray& mask, const Region& 
   const int64_t w = wider ? columns_of(made) * r.height / rows_of(made) : r.width,
                 h = wider ? r.height : rows_of(made) * r.width / columns_of(made);
   const HostArray sized =
-      window(resize_rgb8(made, h, w, Filter::lanczos), w / 2 - r.width / 2, h / 2 - r.height / 2, r.width, r.height);
+      resize_rgb8(made, h, w, {w / 2 - r.width / 2, h / 2 - r.height / 2, r.width, r.height}, Filter::lanczos);
   const std::vector<uint8_t> opaque = grey(mask);
   HostArray out(Shape{DType::u8, image.dims()});
   const auto old = image.view<uint8_t>(), now = sized.view<uint8_t>();

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
+#include "maxdiffusion/media/resize.h"
 
 namespace md {
 
@@ -32,10 +33,6 @@ HostArray extended(const HostArray& image, const Margins& margins);
 /// The mask extended by the margins in white. If it is absent, the part over the image is black.
 HostArray extended_mask(const HostArray& mask, const HostArray& image, const Margins& margins);
 
-/// A rectangle of an image: [x, x + width) × [y, y + height).
-struct Region {
-  int64_t x = 0, y = 0, width = 0, height = 0;
-};
 /// The bounding box of the mask's pixels that are not black, extended by `pad` pixels, then in one direction to the
 /// aspect ratio of width × height, within the mask. Throws invalid_config for a black mask.
 Region region_around(const HostArray& mask, int64_t pad, int64_t height, int64_t width);

@@ -386,8 +386,10 @@ HostArray transparency_of_bytes(const Service& service, const std::string& field
 }
 
 std::string bytes_of_text(const std::string& field, const std::string& text) {
-  const size_t comma = text.starts_with("data:") ? text.find(',') : text.npos;
-  std::optional<std::string> bytes = from_base64(std::string_view(text).substr(comma == text.npos ? 0 : comma + 1));
+  std::string_view data = text;
+  data.remove_prefix(std::min(data.find_first_not_of(" \t\r\n"), data.size()));
+  if (data.starts_with("data:")) data.remove_prefix(std::min(data.find(','), data.size() - 1) + 1);
+  std::optional<std::string> bytes = from_base64(data);
   if (!bytes || bytes->empty()) throw Refusal(400, fmt::format("{} is not base64; expected an image's file", field));
   return std::move(*bytes);
 }

@@ -157,10 +157,21 @@ TEST_F(ServedFields, ValuesAreThoseOfTheWebUi) {
   EXPECT_TRUE(pixels(I, with(i, {{"inpainting_mask_invert", "1"}, {"inpaint_full_res", "True"}})) == inverted);
   EXPECT_FALSE(pixels(I, with(i, {{"inpainting_mask_invert", 0}, {"inpaint_full_res", "False"}})) == inverted);
   EXPECT_EQ(server->post(I, with(i, {{"inpaint_full_res", 2}})).status, 400);
-  // Base64 with ends of lines.
-  std::string lines = i["init_images"][0];
+  // Base64 with ends of lines and spaces, and in data: URLs.
+  const std::string photo = i["init_images"][0];
+  std::string lines = photo, spaces = photo;
   for (size_t at = 60; at < lines.size(); at += 62) lines.insert(at, "\r\n");
-  EXPECT_TRUE(pixels(I, with(i, {{"init_images", {lines}}})) == pixels(I, i));
+  for (size_t at = 7; at < spaces.size(); at += 9) spaces.insert(at, " \t");
+  const std::string plain = pixels(I, i);
+  for (const std::string& text :
+       {lines, spaces, "\n " + photo + " \n", "data:image/png;base64," + lines,
+        "data:image/png;charset=utf-8;name=a.png;base64," + photo, " data:;base64, " + spaces, "data:," + photo})
+    EXPECT_TRUE(pixels(I, with(i, {{"init_images", {text}}})) == plain) << text.substr(0, 60);
+  for (const char* text : {"", "data:", "data:image/png;base64", "data:image/png;base64,", "@@@@"}) {
+    const Answer a = server->post(I, with(i, {{"init_images", {text}}}));
+    EXPECT_EQ(a.status, 400) << text;
+    EXPECT_TRUE(contains(message_of(a), "init_images is not base64")) << message_of(a);
+  }
   // The second pass.
   const json hr = with(t, {{"enable_hr", true}, {"hr_scale", 2}, {"denoising_strength", 0.6}});
   for (const char* unknown : {"R-ESRGAN 4x+", "Latent (bicubic)", "Latent (nearest)"}) {
@@ -194,6 +205,9 @@ TEST_F(ServedFields, SeedsAreExact) {
                 pixels(T, {{"prompt", "x"}, {"seed", std::to_string(seed)}}));
     EXPECT_TRUE(pixels(T, {{"prompt", "x"}, {"seed", seed}}) ==
                 pixels(G, {{"prompt", "x"}, {"seed", seed}, {"prompt_syntax", "a1111"}}));
+    const json job = server->post("/api/generate", {{"prompt", "x"}, {"sample_seed", seed}}).value();
+    const std::string events = server->get("/api/jobs/" + job["id"].get<std::string>()).body;
+    EXPECT_TRUE(contains(events, fmt::format("\"seed\":{}", seed))) << events;
   }
   EXPECT_FALSE(pixels(T, {{"prompt", "x"}, {"seed", (uint64_t{1} << 53) + 1}}) ==
                pixels(T, {{"prompt", "x"}, {"seed", uint64_t{1} << 53}}));

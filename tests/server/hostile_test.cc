@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "maxdiffusion/base/base64.h"
+#include "maxdiffusion/media/decode_image.h"
 #include "maxdiffusion/media/image.h"
 #include "tests/cli/command.h"
 #include "tests/server/server.h"
@@ -176,6 +177,25 @@ TEST_F(Hostile, SidesOfImagesAreCheckedBeforeTheyAreDecoded) {
     EXPECT_TRUE(contains(refusal("/sdapi/v1/png-info", {{"image", to_base64(file)}}), "image"));
     EXPECT_TRUE(contains(refusal("/api/generate", {{"prompt", "x"}, {"image", to_base64(file)}}), "image"));
   }
+}
+
+TEST_F(Hostile, AThinImageIsPutBackInTheSizeOfItsMask) {
+  // Only a part of the sample of 4096×16 pixels, which is enlarged to the height of the image, covers the image.
+  const HostArray tall(Shape{DType::u8, {4096, 16, 3}});
+  HostArray white(tall.shape());
+  std::ranges::fill(white.mutable_view<uint8_t>(), uint8_t{255});
+  const json body = {{"prompt", "x"},
+                     {"init_images", {to_base64(encode_png(tall))}},
+                     {"mask", to_base64(encode_png(white))},
+                     {"inpaint_full_res", true},
+                     {"width", 4096},
+                     {"height", 16},
+                     {"steps", 2},
+                     {"denoising_strength", 1}};
+  const Answer a = server->post(I, body);
+  ASSERT_EQ(a.status, 200) << a.body.substr(0, 500);
+  const std::string png = *from_base64(a.value()["images"][0].get<std::string>());
+  EXPECT_EQ(decode_stored_image(png.data(), png.size(), "it", {.only_size = true}).size.height, 4096);
 }
 
 TEST_F(Hostile, NestingAndTypesOfBodiesAreRefused) {
