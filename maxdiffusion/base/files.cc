@@ -15,8 +15,10 @@
 #include <mutex>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/file_errors.h"
 #include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/mapped_memory.h"
+#include "maxdiffusion/base/new_files.h"
 
 namespace md {
 namespace {
@@ -24,18 +26,35 @@ namespace {
 std::atomic<WriteHook> write_hook = nullptr;
 
 [[noreturn]] void fail_io(std::string_view act, const std::string& path, int error = errno) {
-  Error e(Code::io, fmt::format("{} '{}': {}", act, path, std::strerror(error)));
-  if (error == ENOSPC || error == EDQUOT) e.note("try: free space on the disk that holds this path, then run again");
-  if (error == EMFILE) e.note("try: a larger limit on open files (ulimit -n 4096), then run again");
-  if (error == ENFILE) e.note("try: fewer programs at a time: the machine has no file handles left");
-  if (error == EACCES || error == EPERM || error == EROFS)
-    e.note("try: another folder, or the permissions of this one (ls -ld): this user may not do that here");
-  if (error == EFBIG) e.note("try: a larger limit on the size of files (ulimit -f), then run again");
-  throw e;
+  throw io_error(act, path, error);
 }
 
 void call_hook(const std::string& path, size_t bytes) {
   if (WriteHook hook = write_hook) hook(path, bytes);
+}
+
+/// Calls make(name) with new names next to `path` until it returns no −1 of EEXIST; returns what it returned.
+template <class Make>
+int make_new(const std::string& path, std::string& name, const Make& make) {
+  static std::atomic<int64_t> made = 0;
+  int result = -1;
+  do {
+    name = fmt::format("{}.tmp-{}-{}", path, ::getpid(), made++);
+    result = make(name.c_str());
+  } while (result < 0 && errno == EEXIST);
+  return result;
+}
+
+/// Opens a new file next to `path` to write; −1: errno says why not.
+int open_new(const std::string& path, std::string& name) {
+  return make_new(path, name, [](const char* file) {
+    return ::open(file, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
+  });
+}
+
+/// Whether an error is of this process, not of what a path names.
+bool is_of_process(int error) {
+  return error == EACCES || error == EPERM || error == EMFILE || error == ENFILE || error == ENOMEM || error == ESTALE;
 }
 
 std::string folder_of(const std::string& path) {
@@ -56,6 +75,17 @@ Maps& maps() {
 constexpr size_t kWritten = size_t{64} << 20;  // bytes between requests to start writing to disk
 
 }  // namespace
+
+Error io_error(std::string_view act, const std::string& path, int error) {
+  Error e(Code::io, fmt::format("{} '{}': {}", act, path, std::strerror(error)));
+  if (error == ENOSPC || error == EDQUOT) e.note("try: free space on the disk that holds this path, then run again");
+  if (error == EMFILE) e.note("try: a larger limit on open files (ulimit -n 4096), then run again");
+  if (error == ENFILE) e.note("try: fewer programs at a time: the machine has no file handles left");
+  if (error == EACCES || error == EPERM || error == EROFS)
+    e.note("try: another folder, or the permissions of this one (ls -ld): this user may not do that here");
+  if (error == EFBIG) e.note("try: a larger limit on the size of files (ulimit -f), then run again");
+  return e;
+}
 
 void set_write_hook(WriteHook hook) { write_hook = hook; }
 
@@ -144,8 +174,8 @@ void check_writable(const std::string& folder, std::string_view key) {
   while (!std::filesystem::exists(existing, ec) && existing.has_relative_path()) existing = existing.parent_path();
   try {
     check(std::filesystem::is_directory(existing, ec), Code::io, "write into '{}': not a folder", existing.string());
-    const std::string probe = fmt::format("{}/.writable-{}", existing.string(), ::getpid());
-    const int fd = ::open(probe.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    std::string probe;
+    const int fd = open_new(existing / ".writable", probe);
     if (fd < 0) fail_io("write into", existing);
     const bool written = ::write(fd, "x", 1) == 1;
     const int error = errno;
@@ -232,16 +262,37 @@ HostArray cast_and_release(const HostArray& a, DType to) {
   return out;
 }
 
-void replace_file(const std::string& path, const std::function<void(const std::string& temporary)>& write) {
-  static std::atomic<int64_t> writes = 0;
-  std::string temporary;
-  // A file or link of that name, left by a killed process or by somebody else, is neither followed nor overwritten.
-  for (int fd = -1; fd < 0;) {
-    temporary = fmt::format("{}.tmp-{}-{}", path, ::getpid(), writes++);
-    fd = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0644);
-    if (fd < 0 && errno != EEXIST) fail_io("create", temporary);
+std::string new_file_next_to(const std::string& path) {
+  std::string name;
+  const int fd = open_new(path, name);
+  if (fd < 0) fail_io("create", name);
+  ::close(fd);
+  return name;
+}
+
+std::string new_folder_next_to(const std::string& path) {
+  make_folders(folder_of(path));
+  std::string name;
+  if (make_new(path, name, [](const char* folder) { return ::mkdir(folder, 0777); }) != 0) fail_io("make folder", name);
+  return name;
+}
+
+std::optional<Error> unreadable_in(const std::string& folder) {
+  const auto error_of = [](const std::string& path) -> std::optional<Error> {
+    const int fd = ::open(path.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    const int error = fd < 0 ? errno : 0;
     if (fd >= 0) ::close(fd);
-  }
+    return is_of_process(error) ? std::optional(io_error("open", path, error)) : std::nullopt;
+  };
+  std::optional<Error> found = error_of(folder);
+  std::error_code ec;
+  for (std::filesystem::recursive_directory_iterator at(folder, ec), end; !found && !ec && at != end; at.increment(ec))
+    found = error_of(at->path());
+  return found;
+}
+
+void replace_file(const std::string& path, const std::function<void(const std::string& temporary)>& write) {
+  const std::string temporary = new_file_next_to(path);
   try {
     write(temporary);
     rename_durable(temporary, path);

@@ -13,6 +13,8 @@
 
 #include "maxdiffusion/base/address_space.h"
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/file_errors.h"
+#include "maxdiffusion/base/new_files.h"
 #include "maxdiffusion/base/temporary_folder.h"
 
 namespace md {
@@ -198,12 +200,44 @@ TEST(Files, ALinkAtTheTemporaryNameIsNotFollowed) {
   const TemporaryFolder t;
   const std::string victim = t / "victim", path = t / "file";
   write_file_atomic(victim, "kept");
-  for (int i = 0; i < 200; ++i)
-    fs::create_symlink(victim, path + ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(i));
+  const std::string other = t / "others";
+  fs::create_directory(other);
+  for (int i = 0; i < 200; ++i) {
+    const std::string end = ".tmp-" + std::to_string(::getpid()) + "-" + std::to_string(i);
+    fs::create_symlink(victim, path + end);
+    fs::create_symlink(other, t / "folder" + end);
+    fs::create_symlink(victim, t / ".writable" + end);
+  }
   write_file_atomic(path, "written");
+  check_writable(t.path(), "output_dir");
+  write_file_atomic(new_folder_next_to(t / "folder") + "/a", "x");
   EXPECT_EQ(read_file(victim), "kept");
   EXPECT_EQ(read_file(path), "written");
   EXPECT_FALSE(fs::is_symlink(path));
+  EXPECT_TRUE(fs::is_empty(other));
+}
+
+TEST(Files, AFileThatThisUserMayNotReadIsNamed) {
+  const TemporaryFolder t;
+  write_file_atomic(t / "file", "x");
+  make_folders(t / "folder/below");
+  write_file_atomic(t / "folder/below/file", "x");
+  fs::create_symlink("nowhere", t / "folder/link");
+  const auto unreadable = [&](const std::string& closed) {
+    const auto before = fs::status(closed).permissions();
+    fs::permissions(closed, fs::perms::none);
+    const bool root = ::geteuid() == 0;  // root may read everything
+    if (root) fs::permissions(t.path(), fs::perms::all);
+    if (root && ::seteuid(65534) != 0) return std::string("seteuid");
+    const std::optional<Error> why = unreadable_in(t.path());
+    if (root && ::seteuid(0) != 0) return std::string("seteuid");
+    fs::permissions(closed, before);
+    return why ? why->message() : "";
+  };
+  EXPECT_FALSE(unreadable_in(t.path()));
+  EXPECT_FALSE(unreadable_in(t / "none"));
+  for (const std::string name : {"file", "folder", "folder/below", "folder/below/file"})
+    EXPECT_EQ(unreadable(t / name), "open '" + t / name + "': Permission denied");
 }
 
 TEST(Files, TooManyOpenFilesAreNamedAsTheCause) {

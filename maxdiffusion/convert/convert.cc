@@ -1,7 +1,6 @@
 #include "maxdiffusion/convert/convert.h"
 
 #include <fmt/ranges.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <cstring>
@@ -15,6 +14,7 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/mapped_memory.h"
+#include "maxdiffusion/base/new_files.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checkpoint.h"
 #include "maxdiffusion/checkpoint/checkpoint_reader.h"
@@ -346,9 +346,8 @@ class Writer {
   }
 
   void diffusers(const std::string& to) {
-    const std::string temporary = fmt::format("{}.tmp-{}", to, ::getpid());
+    const std::string temporary = new_folder_next_to(to);
     try {
-      make_folders(temporary);
       for (const Part& part : s_.parts) {
         const std::string folder = whole_ ? temporary + "/" + part.name : temporary;
         make_folders(folder);

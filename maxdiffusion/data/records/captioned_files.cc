@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/new_files.h"
 
 namespace md {
 namespace {
@@ -17,12 +18,17 @@ namespace fs = std::filesystem;
 // Writes to a temporary name and renames, so that a file is old or new but never partial; one sync at the end covers
 // all files.
 void replace_without_sync(const std::string& path, const std::string& bytes) {
-  const std::string temporary = path + ".tmp";
-  FileWriter out(temporary);
-  out.write(bytes.data(), bytes.size());
+  const std::string temporary = new_file_next_to(path);
   std::error_code ec;
-  fs::rename(temporary, path, ec);
-  check(!ec, Code::io, "rename '{}' to '{}': {}", temporary, path, ec.message());
+  try {
+    FileWriter out(temporary);
+    out.write(bytes.data(), bytes.size());
+    fs::rename(temporary, path, ec);
+    check(!ec, Code::io, "rename '{}' to '{}': {}", temporary, path, ec.message());
+  } catch (...) {
+    fs::remove(temporary, ec);
+    throw;
+  }
 }
 
 void sync_file_system(const std::string& folder) {
