@@ -6,6 +6,11 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <vector>
+
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/parse_unique_json.h"
 
 namespace md {
 namespace {
@@ -15,8 +20,13 @@ using nlohmann::json;
 /// Levels of arrays and objects. Everything that people write has fewer; destructors and readers of values recurse.
 constexpr int kMaxDepth = 512;
 
-/// The first byte beyond kMaxDepth levels; npos: none.
-size_t too_deep(std::string_view text) {
+/// A value of few letters takes tens of bytes of memory. The longest that people write are headers of weights (100 MB)
+/// and vocabularies.
+constexpr size_t kMaxText = size_t{512} << 20;
+
+/// The first byte beyond the limits of depth and size; npos: none.
+size_t beyond_limits(std::string_view text) {
+  if (text.size() > kMaxText) return kMaxText;
   int depth = 0;
   bool quoted = false;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -85,9 +95,11 @@ void mark(json& value) {
 }  // namespace
 
 void check_json_depth(std::string_view text) {
-  const size_t at = too_deep(text);
+  const size_t at = beyond_limits(text);
   if (at == text.npos) return;
-  const std::string what = fmt::format("arrays and objects are nested more than {} levels deep", kMaxDepth);
+  const std::string what = at == kMaxText
+                               ? fmt::format("the text has {} bytes; expected at most {}", text.size(), kMaxText)
+                               : fmt::format("arrays and objects are nested more than {} levels deep", kMaxDepth);
   throw json::parse_error::create(101, at + 1, what, nullptr);
 }
 
@@ -100,11 +112,25 @@ json parse_json(std::string_view text) {
 }
 
 json parse_json_or_discard(std::string_view text) {
-  if (too_deep(text) != text.npos) return json::value_t::discarded;
+  if (beyond_limits(text) != text.npos) return json::value_t::discarded;
   json value = json::parse(text, nullptr, false);
   if (!value.is_discarded()) return value;
   const std::string plain = without_words(text);
   return plain.empty() ? value : json::parse(plain, put_back, false);
+}
+
+json parse_unique_json(std::string_view text, int depth) {
+  check_json_depth(text);
+  std::vector<std::set<std::string>> seen(static_cast<size_t>(depth) + 1);
+  return json::parse(text, [&](int at, json::parse_event_t event, json& value) {
+    if (at > depth + 1) return true;
+    if (event == json::parse_event_t::object_start && at <= depth) seen[static_cast<size_t>(at)].clear();
+    if (event == json::parse_event_t::key && at >= 1) {
+      auto key = value.get<std::string>();
+      check(seen[static_cast<size_t>(at - 1)].insert(key).second, Code::io, "'{}' is named twice", key);
+    }
+    return true;
+  });
 }
 
 std::string dump_json(json value, int indent) {

@@ -5,6 +5,9 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/parse_unique_json.h"
+
 namespace md {
 namespace {
 
@@ -61,6 +64,36 @@ TEST(ParseJson, NestingIsLimited) {
         EXPECT_NE(std::string(e.what()).find("nested more than 512 levels deep"), std::string::npos) << e.what();
       }
     }
+}
+
+TEST(ParseJson, SizeIsLimited) {
+  std::string text((size_t{512} << 20) + 1, ' ');
+  text[0] = '1';
+  EXPECT_TRUE(parse_json_or_discard(text).is_discarded());
+  try {
+    parse_json(text);
+    ADD_FAILURE();
+  } catch (const json::parse_error& e) {
+    EXPECT_NE(std::string(e.what()).find("the text has 536870913 bytes; expected at most 536870912"), std::string::npos)
+        << e.what();
+  }
+}
+
+TEST(ParseUniqueJson, NamesAKeyThatStandsTwice) {
+  const auto error = [](const std::string& text, int depth) -> std::string {
+    try {
+      parse_unique_json(text, depth);
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  EXPECT_EQ(parse_unique_json(R"({"a": {"b": 1}, "b": {"b": 2}})", 2)["b"]["b"], 2);
+  EXPECT_EQ(error(R"({"a": 1, "b": 2, "a": 3})", 0), "'a' is named twice");
+  EXPECT_EQ(error(R"({"a": {"b": 1, "b": 2}})", 0), "");
+  EXPECT_EQ(error(R"({"a": {"b": 1, "b": 2}})", 1), "'b' is named twice");
+  EXPECT_THROW(parse_unique_json(std::string(100'000, '['), 1), json::parse_error);
+  EXPECT_THROW(parse_unique_json("{", 1), json::parse_error);
 }
 
 }  // namespace

@@ -18,6 +18,7 @@
 #include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/parse_unique_json.h"
 #include "maxdiffusion/checkpoint/gguf.h"
 #include "maxdiffusion/checkpoint/safetensors_dtype.h"
 #include "maxdiffusion/checkpoint/shard_files.h"
@@ -55,23 +56,12 @@ void refuse_others(const std::string& file, std::string_view begin) {
   fail(Code::io, "read '{}': a text that begins with '{}'; expected safetensors", file, first);
 }
 
-/// Parses JSON; throws if an object at depth `unique_depth` or above names a key twice. nlohmann would silently keep
-/// the last.
+/// The JSON of a header or an index, in whose objects at a depth of at most `unique_depth` no key stands twice.
 Json parse_unique(const std::string& file, std::string_view text, int unique_depth) {
-  std::vector<std::set<std::string>> seen(static_cast<size_t>(unique_depth) + 1);
-  auto note_key = [&](int depth, Json::parse_event_t event, Json& value) {
-    if (depth > unique_depth + 1) return true;
-    if (event == Json::parse_event_t::object_start && depth <= unique_depth) seen[static_cast<size_t>(depth)].clear();
-    if (event == Json::parse_event_t::key && depth >= 1) {
-      auto key = value.get<std::string>();
-      if (!seen[static_cast<size_t>(depth - 1)].insert(key).second)
-        refuse(file, fmt::format("the header names '{}' twice", key));
-    }
-    return true;
-  };
   try {
-    check_json_depth(text);
-    return Json::parse(text, note_key);
+    return parse_unique_json(text, unique_depth);
+  } catch (const Error& e) {
+    refuse(file, fmt::format("the header: {}", e.message()));
   } catch (const Json::exception& e) {
     refuse(file, fmt::format("the header is not JSON: {}", e.what()));
   }

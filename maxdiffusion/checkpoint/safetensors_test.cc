@@ -145,8 +145,8 @@ TEST(SafetensorsReader, RefusesEveryLyingHeader) {
       {R"({"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"b":{"dtype":"U8","shape":[8],"data_offsets":[4,12]}})",
        12, "overlaps"},
       {R"({"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]},"a":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
-       1, "names 'a' twice"},
-      {R"({"a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1, "names 'dtype' twice"},
+       1, "'a' is named twice"},
+      {R"({"a":{"dtype":"U8","dtype":"I8","shape":[1],"data_offsets":[0,1]}})", 1, "'dtype' is named twice"},
       {R"({"__metadata__":{"n":1}})", 0, "not a text"},
       {R"({"__metadata__":1})", 0, "not an object"},
   };

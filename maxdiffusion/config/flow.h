@@ -10,14 +10,12 @@
 #include <string_view>
 #include <vector>
 
+#include "maxdiffusion/base/load_yaml.h"
 #include "maxdiffusion/base/seed.h"
 
 namespace md {
 
-/// Parses the first document. Throws YAML::Exception, also for recursive aliases (`&a [*a]`), aliases that expand to
-/// more than a million values or 512 levels, and tags of types that YAML does not define.
-YAML::Node load_yaml(const std::string& text);
-/// Parses one line of flow text. Throws as above.
+/// Parses one line of flow text. Throws as load_yaml does.
 YAML::Node parse_flow(const std::string& text);
 /// One line of JSON, which is YAML as well. Unquoted words are typed: numbers, booleans (Python's too), null, None.
 std::string print_json(const YAML::Node& node);

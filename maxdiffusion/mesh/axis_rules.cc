@@ -4,13 +4,13 @@
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-#include <yaml-cpp/yaml.h>
 
 #include <algorithm>
 #include <set>
 #include <utility>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/load_yaml.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/mesh/logical_axes.h"
@@ -112,7 +112,7 @@ AxisRules AxisRules::parse(const std::string& yaml, const std::vector<std::strin
   std::replace(text.begin(), text.end(), ')', ']');
   YAML::Node root;
   try {
-    root = YAML::Load(text);
+    root = load_yaml(text);
   } catch (const YAML::Exception& e) {
     fail(Code::invalid_config, "logical_axis_rules: {} at column {}; expected {}", e.msg, e.mark.column + 1, kForm);
   }

@@ -1,7 +1,7 @@
-// Gives randomly damaged files, by number, to every parser: each must be rejected by md::Error with a message, or read.
-// Each parser runs in its own process, so that a crash, a hang or excessive memory is counted, and its input kept. The
-// files are the same in every run. MD_FUZZ_SECONDS: time for all parsers together, instead of a fixed number of files;
-// MD_FUZZ_SEED: another random seed. `./run fuzz` prints the table of docs/dev/faults.md.
+// Gives hostile texts, then randomly damaged files, by number, to every parser: each must be rejected by md::Error with
+// a message, or read. Each parser runs in its own process, so that a crash, a hang or excessive memory is counted, and
+// its input kept. The files are the same in every run. MD_FUZZ_SECONDS: time for all parsers together, instead of a
+// fixed number of files; MD_FUZZ_SEED: another random seed. `./run fuzz` prints the table of docs/dev/faults.md.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
@@ -94,6 +94,7 @@ void try_one(const FuzzTarget& target, const std::string& bytes, const std::stri
   } catch (const std::exception& e) {
     end(report, std::string("a whole file is refused: ") + e.what());
   }
+  for (const std::string& text : hostile_texts()) try_one(target, text, folder.path(), report);
   const auto start = Clock::now();
   const std::optional<double> limit = seconds();
   Random random(seed() * 1'000'003 + std::hash<std::string>()(target.name));
@@ -135,13 +136,13 @@ class Fuzz : public testing::TestWithParam<size_t> {
   static inline int64_t tried_ = 0;
 };
 
-TEST_P(Fuzz, WholeFilesAreReadAndDamagedOnesRefusedByNameOrRead) {
+TEST_P(Fuzz, WholeFilesAreReadAndHostileAndDamagedOnesRefusedByNameOrRead) {
   const FuzzTarget& target = targets()[GetParam()];
   void* shared = ::mmap(nullptr, sizeof(Report), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   ASSERT_NE(shared, MAP_FAILED);
   Report& report = *new (shared) Report;
   EXPECT_EQ(run(target, report), "");
-  EXPECT_GE(report.tried, seconds() ? 1 : target.files);
+  EXPECT_GE(report.tried, std::ssize(hostile_texts()) + (seconds() ? 0 : target.files));
   if (seconds()) fmt::print("| {} | {} | {} | {} |\n", target.name, report.tried, report.refused, report.accepted);
   tried_ += report.tried;
   ::munmap(shared, sizeof(Report));

@@ -1,5 +1,7 @@
 #include "tests/fuzz/mutate.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cctype>
 #include <cstring>
@@ -71,6 +73,37 @@ std::string damaged(const std::string& whole, Random& random) {
       damage_bytes(s, random);
   }
   return s;
+}
+
+std::vector<std::string> hostile_texts() {
+  const auto times = [](int n, const std::string& text) {
+    std::string all;
+    for (int i = 0; i < n; ++i) all += text;
+    return all;
+  };
+  constexpr int kLevels = 100'000;
+  std::vector<std::string> out;
+  for (const auto& [open, close] : {std::pair("[", "]"), std::pair("{\"a\":", "}"), std::pair("[{\"a\":", "}]"),
+                                    std::pair("{a: ", "}"), std::pair("{a=", "}")}) {
+    const std::string deep = times(kLevels, open);
+    for (const std::string& text : {deep, deep + "1" + times(kLevels, close)})
+      for (const char* before : {"", "{\"__metadata__\": ", "{\"_class_name\": ", "a: ", "a = ", "logical_axis_rules=",
+                                 "diffusion_scheduler_config="})
+        out.push_back(before + text);
+  }
+  for (const char* open : {"- ", "? ", "a:\n  - ", "!!seq [", "&a ["}) out.push_back(times(kLevels, open) + "x");
+  std::string indented, aliases = "a0: &a0 [x, x]\n", nested = "a0: &a0 [x]\n";
+  for (int i = 0; i < 1000; ++i) indented += std::string(static_cast<size_t>(i), ' ') + "a:\n";
+  for (int i = 1; i < 40; ++i) aliases += fmt::format("a{}: &a{} [*a{}, *a{}]\n", i, i, i - 1, i - 1);
+  for (int i = 1; i < 5000; ++i) nested += fmt::format("a{}: &a{} [*a{}]\n", i, i, i - 1);
+  out.insert(out.end(), {indented, aliases, nested, "&a [*a]", "a" + times(kLevels, ".a") + " = 1",
+                         "[" + times(kLevels, "a.") + "a]", "[[" + times(kLevels, "a.") + "a]]"});
+  const size_t texts = out.size();
+  for (size_t i = 0; i < texts; ++i) {
+    const uint64_t length = out[i].size();
+    out.push_back(std::string(reinterpret_cast<const char*>(&length), sizeof length) + out[i]);
+  }
+  return out;
 }
 
 }  // namespace md

@@ -40,6 +40,8 @@ DatasetValue of_toml(const toml::node& node, const std::string& file) {
 /// Names that dots join, as in `a.b.c = 1` and `[a.b.c]`. toml++ limits brackets, but not these, and its destructors
 /// recurse.
 constexpr int kMostNames = 128;
+/// A value of few letters takes a hundred bytes of memory.
+constexpr size_t kMostText = size_t{16} << 20;
 
 /// Throws invalid_config for a line with more dots outside texts than names may have.
 void check_dotted_names(const std::string& text, const std::string& file) {
@@ -71,6 +73,8 @@ void check_dotted_names(const std::string& text, const std::string& file) {
 }  // namespace
 
 DatasetValue parse_toml(const std::string& text, const std::string& file) {
+  check(text.size() <= kMostText, Code::invalid_config, "{}: {} bytes; expected TOML of at most {}", file, text.size(),
+        kMostText);
   check_dotted_names(text, file);
   try {
     return of_toml(toml::parse(text), file);
