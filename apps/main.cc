@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <new>
 #include <string>
 #include <system_error>
@@ -14,6 +15,7 @@
 #include "maxdiffusion/base/address_space.h"
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/exit_status.h"
+#include "maxdiffusion/base/file_errors.h"
 #include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/commands/command.h"
@@ -66,6 +68,8 @@ int main(int argc, char** argv) {
     return report(e);
   } catch (const std::bad_alloc&) {
     return report({md::Code::out_of_memory, "the host's memory is used up"});
+  } catch (const std::filesystem::filesystem_error& e) {
+    return report(md::io_error("look at", e.path1(), e.code().value()));
   } catch (const std::system_error& e) {  // from fmt::print, or a thread without memory for its stack
     if (std::ferror(stdout)) return report(output_error(e.code().value()));
     if (e.code() == std::errc::too_many_files_open)

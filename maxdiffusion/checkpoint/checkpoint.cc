@@ -20,6 +20,7 @@
 #include <set>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/file_errors.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
@@ -66,12 +67,13 @@ void remove_quietly(const std::string& folder) {
   if (ec) log_warning("remove '{}': {}", folder, ec.message());
 }
 
+/// Throws io if this process may not read it.
 bool is_whole(const fs::path& folder) {
-  const std::string state = folder / kState;
-  if (!exists(state)) return false;
+  const fs::path state = folder / kState;
   try {
     return !parse_json_or_discard(read_file(state)).is_discarded();
   } catch (const Error&) {
+    if (const std::optional<Error> e = unreadable_in(state.parent_path())) throw *e;
     return false;
   }
 }
@@ -404,7 +406,10 @@ std::vector<int64_t> checkpoint_folders(const std::string& checkpoint_dir) {
   if (is_remote(checkpoint_dir)) return bucket_checkpoints(checkpoint_dir);
   std::vector<int64_t> steps;
   std::error_code ec;
-  for (const auto& f : fs::directory_iterator(checkpoint_dir, ec))
+  fs::directory_iterator found(checkpoint_dir, ec);
+  if (ec && ec != std::errc::no_such_file_or_directory && ec != std::errc::not_a_directory)
+    throw io_error("read folder", checkpoint_dir, ec.value());
+  for (const auto& f : found)
     if (const auto step = step_of(f.path().filename().string()); step && f.is_directory(ec)) steps.push_back(*step);
   std::sort(steps.begin(), steps.end());
   return steps;
@@ -540,9 +545,13 @@ void CheckpointWriter::save(int64_t step, std::function<CheckpointContent()> con
     write_in(i->dir, step, content(), i->processes, i->uploads.get());
     if (i->uploads) return i->uploads->add(step);
     if (i->keep <= 0 || !i->processes.is_coordinator()) return;
-    auto steps = list_checkpoints(i->dir);
-    std::erase(steps, step);  // keeps the checkpoint just written, whatever its number
-    for (size_t k = 0; k + static_cast<size_t>(i->keep) <= steps.size(); ++k) remove_checkpoint(i->dir, steps[k]);
+    try {
+      auto steps = list_checkpoints(i->dir);
+      std::erase(steps, step);  // keeps the checkpoint just written, whatever its number
+      for (size_t k = 0; k + static_cast<size_t>(i->keep) <= steps.size(); ++k) remove_checkpoint(i->dir, steps[k]);
+    } catch (const Error& e) {  // of an older one, which another user wrote: training need not end for it
+      log_warning("older checkpoints are not removed: {}", e.message());
+    }
   });
 }
 

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/file_errors.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 
@@ -140,6 +141,8 @@ void Checksums::refuse(const std::string& name, const std::string& found, const 
 
 bool Checksums::verify_size(const std::string& name, const FileChecksum& recorded) const {
   const std::optional<uint64_t> size = files_.size(name);
+  if (!size && !files_.remote())
+    if (const auto e = unreadable_in(fs::path(files_.path_of(name)).parent_path())) throw *e;
   check(size.has_value(), Code::io, "read '{}': there is no such file; it was written with this checkpoint",
         files_.path_of(name));
   if (*size != recorded.bytes)

@@ -7,7 +7,8 @@
 
 namespace md {
 
-/// All folders with the name of a checkpoint, complete or not, ascending.
+/// All folders with the name of a checkpoint, complete or not, ascending. Throws io if `checkpoint_dir` is there but
+/// cannot be read.
 std::vector<int64_t> checkpoint_folders(const std::string& checkpoint_dir);
 /// Renames a damaged checkpoint to "<step>.damaged", a name that is not listed; appends a number if that exists.
 /// Returns the new path.

@@ -145,6 +145,15 @@ void train(const TrainingRequest& request) {
     write_config(request.run);
     record_start(request.run, devices, begun);
   };
+  // A new folder of that name has the config of the run, too.
+  planned.loop.check_folder = [&] {
+    try {
+      outputs.check_folder();
+    } catch (const Error&) {
+      write_config(request.run);
+      throw;
+    }
+  };
   TrainingData data = open_data(*models, planned);
   const TrainPlan plan = planned_with(planned, *models, data);
   run_loop(*models, plan, std::move(data), outputs);

@@ -79,8 +79,10 @@ std::vector<std::string> runs_in(const std::string& home) {
   std::vector<std::string> names;
   std::error_code ec;
   if (!is_remote(home))
-    for (const auto& f : fs::directory_iterator(home, ec))
-      if (!list_checkpoints(f.path() / kCheckpoints).empty()) names.push_back(f.path().filename());
+    for (const auto& f : fs::directory_iterator(home, ec)) try {
+        if (!list_checkpoints(f.path() / kCheckpoints).empty()) names.push_back(f.path().filename());
+      } catch (const Error&) {  // a run of another user, which this one may not read
+      }
   std::ranges::sort(names);
   return names;
 }

@@ -57,6 +57,10 @@ std::function<void()> Outputs::before_commit() const {
   };
 }
 
+void Outputs::check_folder() const {
+  if (lock_) lock_->check_folder();
+}
+
 void Outputs::finish() {
   if (sync_) sync_->settle();
 }

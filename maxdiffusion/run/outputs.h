@@ -22,6 +22,8 @@ class Outputs {
   /// For LoopOptions; empty if nothing is in a bucket.
   std::function<void()> flushed() const;
   std::function<void()> before_commit() const;
+  /// Throws io, naming the run's folder, if it was deleted or moved meanwhile.
+  void check_folder() const;
   /// Waits until everything is uploaded. Throws io.
   void finish();
 

@@ -33,6 +33,7 @@ RunLock::RunLock(const std::string& folder, std::chrono::seconds patience) : fol
        at = at.parent_path())
     made_.push_back(at);
   make_folders(folder);
+  if (struct stat s{}; ::stat(folder.c_str(), &s) == 0) identity_.emplace(s.st_dev, s.st_ino);
   const std::string path = folder + "/.lock";
   const auto end = std::chrono::steady_clock::now() + patience;
   const auto locked = [&] {
@@ -42,9 +43,7 @@ RunLock::RunLock(const std::string& folder, std::chrono::seconds patience) : fol
   };
   for (bool waiting = false;;) {
     if (locked()) {
-      struct stat mine {
-      }, there{};
-      if (::fstat(fd_, &mine) == 0 && ::stat(path.c_str(), &there) == 0 && mine.st_ino == there.st_ino) break;
+      if (holds_file()) break;
       ::close(std::exchange(fd_, -1));  // the owner has removed the file before it released the lock
       continue;
     }
@@ -73,9 +72,26 @@ RunLock::RunLock(const std::string& folder, std::chrono::seconds patience) : fol
   if (!written) log_warning("write '{}': {}", path, std::strerror(errno));
 }
 
+bool RunLock::holds_file() const {
+  struct stat mine {
+  }, there{};
+  return ::fstat(fd_, &mine) == 0 && ::stat((folder_ + "/.lock").c_str(), &there) == 0 && mine.st_ino == there.st_ino &&
+         mine.st_dev == there.st_dev;
+}
+
+void RunLock::check_folder() const {
+  struct stat now {};
+  const bool found = ::stat(folder_.c_str(), &now) == 0;
+  if (!found && errno != ENOENT && errno != ENOTDIR)
+    return;  // a network file system that does not answer at the moment
+  if (found && (!identity_ || *identity_ == std::pair(now.st_dev, now.st_ino))) return;
+  if (found && fd_ >= 0 && holds_file()) return;  // a file system that changes the numbers of its folders
+  fail(Code::io, "'{}' was deleted or moved while this run wrote to it", folder_);
+}
+
 RunLock::~RunLock() {
   if (fd_ < 0) return;
-  ::unlink((folder_ + "/.lock").c_str());
+  if (holds_file()) ::unlink((folder_ + "/.lock").c_str());
   for (const std::string& made : made_)
     if (::rmdir(made.c_str()) != 0) break;  // not empty
   ::close(fd_);

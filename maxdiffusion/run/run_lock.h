@@ -1,8 +1,12 @@
 // Lock of a run's folder: only one process trains there at a time.
 #pragma once
 
+#include <sys/types.h>
+
 #include <chrono>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace md {
@@ -19,12 +23,18 @@ class RunLock {
   /// freed. Throws io naming the owner.
   explicit RunLock(const std::string& folder, std::chrono::seconds patience = std::chrono::seconds(10));
   ~RunLock();
+  /// Throws io, naming the folder, if it was deleted or moved meanwhile.
+  void check_folder() const;
   RunLock(const RunLock&) = delete;
   RunLock& operator=(const RunLock&) = delete;
 
  private:
+  /// Whether the file of the lock is still the one that is locked.
+  bool holds_file() const;
+
   std::string folder_;
-  std::vector<std::string> made_;  // folders that did not exist, the innermost first
+  std::optional<std::pair<dev_t, ino_t>> identity_;  // of the folder
+  std::vector<std::string> made_;                    // folders that did not exist, the innermost first
   int fd_ = -1;
 };
 

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <memory>
 #include <thread>
 
@@ -43,6 +44,38 @@ TEST(RunLock, WaitsForOneThatEnds) {
   const RunLock second(t.path());
   const std::string log = testing::internal::GetCapturedStderr();
   EXPECT_NE(log.find("'" + t.path() + "' is in use; waiting up to 10 s for the run there to end"), log.npos) << log;
+}
+
+TEST(RunLock, NamesAFolderThatIsThereNoMore) {
+  namespace fs = std::filesystem;
+  const TemporaryFolder t;
+  const std::string folder = t / "runs/mine";
+  const auto error = [&](const RunLock& lock) -> std::string {
+    try {
+      lock.check_folder();
+    } catch (const Error& e) {
+      return e.what();
+    }
+    return "";
+  };
+  {
+    const RunLock lock(folder);
+    write_file_atomic(folder + "/config.yml", "a: 1");
+    EXPECT_EQ(error(lock), "");
+    fs::remove(folder + "/.lock");  // by hand: the run's files are there
+    EXPECT_EQ(error(lock), "");
+    fs::rename(folder, t / "elsewhere");
+    EXPECT_EQ(error(lock), "'" + folder + "' was deleted or moved while this run wrote to it");
+    const RunLock other(folder);  // a new run there
+    EXPECT_EQ(error(lock), "'" + folder + "' was deleted or moved while this run wrote to it");
+    EXPECT_EQ(error(other), "");
+  }
+  EXPECT_FALSE(exists(folder));
+  auto lock = std::make_unique<RunLock>(folder);
+  fs::remove_all(folder);
+  const RunLock other(folder);
+  lock.reset();
+  EXPECT_TRUE(exists(folder + "/.lock"));  // that of the other run
 }
 
 }  // namespace

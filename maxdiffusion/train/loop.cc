@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/trace.h"
@@ -101,11 +102,29 @@ Interrupted stopped_after(int64_t done, int64_t saved, int64_t first, const Loop
   return e;
 }
 
+/// In place of a signal's number: the folder of the run was deleted.
+constexpr int kFolderLost = 1 << 10;
+
 /// The signal that ends the run before its next step. Processes agree on it, so that all run the same steps.
-int stop_signal() {
+int stop_signal(bool folder_lost) {
   Processes& all = processes();
-  if (!all.alone()) set_shared_interrupt(static_cast<int>(all.largest("signal", local_interrupt_signal())));
+  if (all.alone()) return folder_lost ? kFolderLost : interrupt_signal();
+  set_shared_interrupt(static_cast<int>(all.largest("signal", folder_lost ? kFolderLost : local_interrupt_signal())));
   return interrupt_signal();
+}
+
+/// The error of a folder that is there no more, with what has become of the state: `save` saves it again.
+Error lost_with_state(Error lost, int64_t done, const std::string& checkpoint_dir, const std::function<void()>& save) {
+  try {
+    if (done > 0) save();
+  } catch (const Error& e) {
+    return lost.note(fmt::format("the state after step {} is not saved: {}", done, e.message()));
+  }
+  if (done == 0) return lost.note("no step was done");
+  return lost
+      .note(fmt::format("the state after step {} is saved in {}/{}; the same command resumes from there", done,
+                        checkpoint_dir, done))
+      .note("checkpoints, metrics and samples from before are where the folder was moved to, or deleted with it");
 }
 
 /// Logs how much device memory was in use, if the plugin reports it.
@@ -200,12 +219,36 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
                                 v.recorder.restart_clock();
                               }}};
   int64_t saved = first;
+  std::optional<Error> lost;  // the folder
+  bool has_checkpoints = first > 0;
+  const auto look_at_folders = [&] {
+    if (lost || !processes().is_coordinator()) return;
+    try {
+      if (o.check_folder) o.check_folder();
+      check(!has_checkpoints || is_remote(o.checkpoint_dir()) || exists(o.checkpoint_dir()), Code::io,
+            "'{}' was deleted or moved while this run wrote to it", o.checkpoint_dir());
+    } catch (const Error& e) {
+      lost = e;
+    }
+  };
   auto save = [&] {
-    if (std::exchange(saved, at.done) != at.done) saver.save(state, at.done, state.data);
+    try {
+      saver.wait();  // for the checkpoint before
+      has_checkpoints |= saved > first;
+    } catch (const Error&) {
+      look_at_folders();
+      if (!lost) throw;
+    }
+    look_at_folders();
+    saved = at.done;
+    saver.save(state, at.done, state.data);
+  };
+  const auto save_once = [&] {
+    if (saved != at.done) save();
   };
   const Hook checkpoint{every_samples(o.keys.checkpoint_every), [&](LoopView& v) {
                           v.recorder.flush();
-                          save();
+                          save_once();
                         }};
   for (bool after_saving : {false, true}) {
     std::ranges::copy_if(o.hooks, std::back_inserter(hooks),
@@ -231,8 +274,16 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
       (programs.is_state(name) ? state.arrays : metrics)[name] = std::move(a);
     return metrics;
   };
+  // Whether the run ends before its next step. Looks at the folders before a step that writes into them.
+  const auto ends = [&] {
+    const Progress next{at.done + 1, at.last, at.samples};
+    if (every_steps(o.metrics.log_period)(next) ||
+        std::ranges::any_of(hooks, [&](const Hook& hook) { return hook.due(next); }))
+      look_at_folders();
+    return stop_signal(lost.has_value()) != 0;
+  };
   auto steps = [&] {
-    while (state.step < at.last && stop_signal() == 0) {
+    while (state.step < at.last && !ends()) {
       positions.push(state.step, state.data);
       profile.before(state.step);
       const ArrayMap metrics = next_step();
@@ -253,11 +304,23 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
     recorder.flush();
     profile.finish(at.done);
   } catch (Error& e) {
-    rescue(devices, state, positions, first, saver, o.checkpoint_dir(), next_step, e);
-    throw;
+    if (e.code() == Code::io) look_at_folders();
+    if (!lost || !processes().alone()) {  // the other processes expect another step
+      rescue(devices, state, positions, first, saver, o.checkpoint_dir(), next_step, e);
+      throw;
+    }
   }
-  const bool stopped = interrupt_signal() != 0;
-  if (o.keys.save_final_checkpoint || stopped) save();
+  look_at_folders();
+  const int stop = stop_signal(lost.has_value());
+  if (stop == kFolderLost) {
+    if (!lost) lost.emplace(Code::io, "process 0 has lost the folder that this run wrote to");
+    throw lost_with_state(*lost, at.done, o.checkpoint_dir(), [&] {
+      save();
+      saver.finish();
+    });
+  }
+  const bool stopped = stop != 0;
+  if (o.keys.save_final_checkpoint || stopped) save_once();
   saver.finish();
   recorder.finish();
   log_memory_in_use(devices, o.title);

@@ -89,6 +89,9 @@ struct LoopOptions {
   CompleteCheckpoint complete;  // may be empty
   /// Called when the state is on the devices: nothing of the run is refused any more. May be empty.
   std::function<void()> begun;
+  /// Throws io if the folder that the run writes to is there no more: the state is then saved again, and the loop
+  /// throws the error. Called before the run writes. May be empty.
+  std::function<void()> check_folder;
   /// Arrays of the batch that are equal in every step (BatchField::batched is false), by field name.
   HostArrays constants;
   /// Run after a step in this order.
@@ -109,7 +112,8 @@ struct Trained {
 
 /// Throws device if a loss or gradient norm is not finite: after saving the state before that step, if the next batches
 /// have a finite loss there; otherwise the weights have diverged, the state is not saved, and a checkpoint that holds
-/// it is renamed as damaged. Throws Interrupted on a signal, after saving the state of the finished steps
+/// it is renamed as damaged. Throws io after saving the state if the folder that the run or its checkpoints are written
+/// to was deleted meanwhile. Throws Interrupted on a signal, after saving the state of the finished steps
 /// (base/interrupt.h).
 Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks, std::unique_ptr<Dataset> data,
                    const LoopOptions& options);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/file_errors.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/finite.h"
 #include "maxdiffusion/base/host_array_rows.h"
@@ -410,7 +411,16 @@ CheckpointProcesses writers() {
           .get = [&all](const std::string& key) { return all.get(key); }};
 }
 
-/// The state of the newest checkpoint that no process finds damaged. Newer ones are renamed as damaged.
+/// The error about a checkpoint whose files are there but which this process may not read: it is not damaged, so it is
+/// neither renamed nor passed over. None: it may.
+std::optional<Error> unreadable(const std::string& folder) {
+  std::optional<Error> e = is_remote(folder) ? std::nullopt : unreadable_in(folder);
+  if (e) e->note("this checkpoint may be whole: it stays where it is, and no older one is used in its place");
+  return e;
+}
+
+/// The state of the newest checkpoint that no process finds damaged. Newer ones are renamed as damaged. Throws io for
+/// one that a process may not read.
 /// `by_coordinator`: only process 0 reads.
 HostState newest_restored(const std::vector<int64_t>& saved, const std::string& checkpoint_dir, bool by_coordinator,
                           const std::function<HostState(int64_t at)>& restore) {
@@ -423,7 +433,8 @@ HostState newest_restored(const std::vector<int64_t>& saved, const std::string& 
       try {
         state = restore(*at);
       } catch (const Error& e) {
-        (e.code() == Code::io ? fault : refusal) = e;
+        if (e.code() == Code::io) refusal = unreadable(checkpoint_folder(checkpoint_dir, *at));
+        if (!refusal) (e.code() == Code::io ? fault : refusal) = e;
       }
     };
     if (all.is_coordinator() || !by_coordinator) attempt();
@@ -551,16 +562,17 @@ std::optional<StateInfo> check_resumes(const Devices& devices, const StepProgram
   std::optional<Error> refusal, damage;
   for (auto at = saved.rbegin(); at != saved.rend(); ++at) {
     damage.reset();
+    const std::string folder = checkpoint_folder(from.checkpoint_dir, *at);
     try {
       if (from.single_replica && devices.replicas() > 1 && !all.is_coordinator()) break;
-      const std::string folder = checkpoint_folder(from.checkpoint_dir, *at);
       CheckpointReader reader(folder, all.alone() ? FromBucket::copies : FromBucket::ranges);
       info = checked_info(reader, folder, programs.params(), *at, step);
       StateReader(devices, programs.params(), step, reader)
           .check_headers(slots_of_checkpoint(step), programs.state_names());
       break;
     } catch (const Error& e) {
-      (e.code() == Code::io ? damage : refusal) = e;
+      if (e.code() == Code::io) refusal = unreadable(folder);
+      if (!refusal) (e.code() == Code::io ? damage : refusal) = e;
       if (refusal) break;
     }
   }

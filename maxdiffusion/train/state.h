@@ -96,6 +96,8 @@ class StateSaver {
   /// Saves the current arrays as the checkpoint after `updates` steps, before the batch at `position`.
   void save(const TrainState& state, int64_t updates, Position position);
   /// Waits for the write under way; throws its error.
+  void wait() { writer_.wait(); }
+  /// wait(), and until everything is uploaded.
   void finish() { writer_.finish(); }
 
  private:

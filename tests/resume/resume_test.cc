@@ -1,13 +1,16 @@
 // Resuming equals not interrupting, bit for bit: 2N steps compared with N, all objects recreated, and N more.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <sstream>
+#include <thread>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -24,6 +27,7 @@
 #include "maxdiffusion/ops/elementwise.h"
 #include "maxdiffusion/ops/random.h"
 #include "maxdiffusion/ops/reduce.h"
+#include "maxdiffusion/run/run_lock.h"
 #include "maxdiffusion/tasks/denoise.h"
 #include "maxdiffusion/train/loop.h"
 #include "tests/resume/training.h"
@@ -807,6 +811,72 @@ void save_often(TinyRun& run) {
   run.options.keys.checkpoint_every = 4;
   run.options.keys.checkpoints_to_keep = 0;
   run.options.step.ema_decay = 0;
+}
+
+TEST(Loop, AFolderThatIsDeletedOrMovedEndsTheRunAfterSavingItsState) {
+  TinyRun whole;
+  save_often(whole);
+  whole.train(6);
+  const HostArrays expected = as_arrays(read_training_state(whole.options.checkpoint_dir(), 6).state);
+  for (const std::string variant : {"deleted", "moved", "replaced", "without checkpoints"}) {
+    SCOPED_TRACE(variant);
+    TinyRun run;
+    save_often(run);
+    const std::string folder = run.options.folder = run.folder / "run", dir = run.options.checkpoint_dir();
+    {
+      const RunLock lock(folder);
+      run.options.check_folder = [&] { lock.check_folder(); };
+      const auto act = [&](LoopView&) {
+        while (list_checkpoints(dir) != std::vector<int64_t>{1, 2})  // written while steps run
+          std::this_thread::sleep_for(std::chrono::milliseconds(1));
+        if (variant == "moved") return std::filesystem::rename(folder, run.folder / "elsewhere");
+        std::filesystem::remove_all(variant == "without checkpoints" ? dir : folder);
+        if (variant == "replaced") make_folders(dir);
+      };
+      run.options.hooks = {{[](const Progress& p) { return p.done == 3; }, act}};
+      const std::string error = error_and_log(run, 6).first;
+      EXPECT_TRUE(error.starts_with("'" + (variant == "without checkpoints" ? dir : folder) +
+                                    "' was deleted or moved while this run wrote to it"))
+          << error;
+      EXPECT_NE(error.find("the state after step 3 is saved in " + dir + "/3"), std::string::npos) << error;
+    }
+    EXPECT_EQ(checkpoint_folders(dir), std::vector<int64_t>{3});
+    if (variant == "moved") {
+      EXPECT_EQ(list_checkpoints(run.folder / "elsewhere/checkpoints"), (std::vector<int64_t>{1, 2}));
+    }
+    run.options.hooks.clear(), run.options.check_folder = {};
+    run.train(6);
+    expect_same_bits(expected, as_arrays(read_training_state(dir, 6).state));
+  }
+}
+
+TEST(Resume, ACheckpointThatMayNotBeReadIsNotTakenForDamaged) {
+  namespace fs = std::filesystem;
+  TinyRun whole, run;
+  for (TinyRun* r : {&whole, &run}) save_often(*r);
+  whole.train(4);
+  run.train(3);
+  fs::permissions(run.folder.path(), fs::perms::all);
+  const std::string dir = run.options.checkpoint_dir();
+  const bool root = ::geteuid() == 0;  // root may read everything
+  for (const std::string name : {"", "/training_state", "/training_state/state.json", "/training_state/checksums.json",
+                                 "/unet", "/unet/diffusion_pytorch_model.safetensors"}) {
+    SCOPED_TRACE(name);
+    const std::string closed = dir + "/3" + name;
+    const fs::perms before = fs::status(closed).permissions();
+    fs::permissions(closed, fs::perms::none);
+    ASSERT_TRUE(!root || ::seteuid(65534) == 0);
+    const std::string error = error_and_log(run, 4).first;
+    ASSERT_TRUE(!root || ::seteuid(0) == 0);
+    fs::permissions(closed, before);
+    EXPECT_TRUE(error.starts_with("open '" + closed + "': Permission denied")) << error;
+    EXPECT_NE(error.find("no older one is used in its place"), std::string::npos) << error;
+    EXPECT_EQ(checkpoint_folders(dir), (std::vector<int64_t>{1, 2, 3}));
+    EXPECT_FALSE(exists(dir + "/3.damaged"));
+  }
+  run.train(4);
+  expect_same_bits(as_arrays(read_training_state(whole.options.checkpoint_dir(), 4).state),
+                   as_arrays(read_training_state(dir, 4).state));
 }
 
 TEST(Loop, AStateThatIsNotFiniteIsNeverSaved) {
