@@ -121,9 +121,13 @@ std::unique_ptr<VideoReader> open_clip(const Record& r, const ClipConfig& c) {
   return r.frames.empty() ? open_video(r.image.bytes, r.name, c.threads) : open_image_sequence(r.frames, r.name, c.fps);
 }
 
-/// Size of a clip, with the number of its frames at the requested rate.
-ImageSize size_of_clip(const VideoReader& video, const ClipConfig& c) {
+/// Size of a clip inside the record's box, with the number of its frames at the requested rate.
+ImageSize size_of_clip(const Record& r, const VideoReader& video, const ClipConfig& c) {
   ImageSize size = video.size();
+  if (r.box) {
+    in_box(r, {}, size);
+    size = {r.box->height, r.box->width};
+  }
   size.frames = frames_in(video.times(), c.fps);
   return size;
 }
@@ -131,7 +135,7 @@ ImageSize size_of_clip(const VideoReader& video, const ClipConfig& c) {
 PreparedImage prepare_clip(const Record& record, const ImageConfig& config, const Placement& placement) {
   const ClipConfig& clip = *config.clip;
   const auto video = open_clip(record, clip);
-  const ImageSize stored = size_of_clip(*video, clip);
+  const ImageSize stored = size_of_clip(record, *video, clip);
   PreparedImage r{.arrays = {}, .fit = resize_and_crop_of_record(record, stored, config, placement)};
   const ImageSize& size = r.fit.size;
   const int64_t over = stored.frames - size.frames;
@@ -144,12 +148,13 @@ PreparedImage prepare_clip(const Record& record, const ImageConfig& config, cons
   const double start =
       clip.fps > 0 ? static_cast<double>(first) / clip.fps : video->times()[static_cast<size_t>(first)];
   HostArray pixels(Shape{DType::u8, {size.frames, size.height, size.width, 3}});
-  HostArray frame(Shape{DType::u8, {stored.height, stored.width, 3}});
+  const ImageSize whole = video->size();
+  HostArray frame(Shape{DType::u8, {whole.height, whole.width, 3}});
   std::byte* to = pixels.mutable_data();
   const int64_t n =
       each_frame(*video, {.fps = clip.fps, .start = start, .most = size.frames}, [&](const VideoFrame& f) {
         f.rgb(frame.mutable_view<uint8_t>().data());
-        const HostArray fit = fitted(frame, r.fit, placement.flip);
+        const HostArray fit = fitted(record.box ? in_box(record, frame, whole) : frame, r.fit, placement.flip);
         to = std::copy_n(fit.data(), fit.bytes(), to);
       });
   check(n == size.frames, Code::io, "{}: only {} of {} frames decode", record.name, n, size.frames);
@@ -198,7 +203,7 @@ void check_image_config(const ImageConfig& c) {
 }
 
 DecodedImage decode_record(const Record& r, const ImageConfig& c, bool only_size) {
-  if (c.clip) return {.size = size_of_clip(*open_clip(r, *c.clip), *c.clip)};
+  if (c.clip) return {.size = size_of_clip(r, *open_clip(r, *c.clip), *c.clip)};
   check(r.fault.empty(), Code::io, "{}", r.fault);
   if (r.pixels) return {.rgb = r.pixels, .size = {r.pixels.dims()[0], r.pixels.dims()[1]}};
   DecodedImage d = decode_stored_image(

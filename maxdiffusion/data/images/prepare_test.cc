@@ -12,6 +12,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/data/images/image_rows.h"
 #include "maxdiffusion/data/images/test_images.h"
 #include "maxdiffusion/data/records/open_source.h"
 #include "maxdiffusion/media/image.h"
@@ -149,6 +150,28 @@ TEST(CropBox, IsAllOfTheImageThatIsTrained) {
   whole.box->width = 24;
   EXPECT_EQ(error_of([&] { prepare_image(whole, config, {}); }, Code::invalid_config),
             "it: crop_box [7, 3, 24, 8] is not inside of its 30x20 pixels");
+}
+
+TEST(CropBox, IsAllOfTheFramesThatAreTrained) {
+  Record whole = record(smooth(20, 30)), part = record(smooth(8, 16));
+  whole.image = part.image = {};
+  for (const bool flip : {false, true}) {
+    const HostArray rgb = flip ? flip_rgb8(smooth(20, 30)) : smooth(20, 30);
+    whole.frames.push_back(Blob::of(file_text(rgb)));
+    part.frames.push_back(Blob::of(file_text(crop_rgb8(rgb, 3, 7, 8, 16))));
+  }
+  whole.box = {.left = 7, .top = 3, .width = 16, .height = 8};
+  ImageConfig config{.resolution = 8};
+  config.clip = ClipConfig{.frames = 2};
+  EXPECT_EQ(decode_record(whole, config, true).size, (ImageSize{8, 16, 2}));
+  const PreparedImage a = prepare_image(whole, config, {}), b = prepare_image(part, config, {});
+  EXPECT_EQ(a.fit.size, b.fit.size);
+  const HostArray &x = a.arrays.at("pixels"), &y = b.arrays.at("pixels");
+  ASSERT_EQ(x.shape(), y.shape());
+  EXPECT_EQ(0, std::memcmp(x.data(), y.data(), x.bytes()));
+  whole.box->top = 13;
+  EXPECT_EQ(error_of([&] { prepare_image(whole, config, {}); }, Code::invalid_config),
+            "it: crop_box [7, 13, 16, 8] is not inside of its 30x20 pixels");
 }
 
 TEST(Mask, MissingOrOfAnotherSizeIsRefusedByName) {
