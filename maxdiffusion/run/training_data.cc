@@ -174,10 +174,21 @@ void open_synthetic(ModelComponents& models, const TrainPlan& plan, TrainingData
   data.batches = array_batches(open_source(from), batch_config(models, plan));
 }
 
+/// The images to encode. Without synthetic_num_samples no more are generated than the run reads.
+std::shared_ptr<const RecordSource> source_of(const TrainPlan& plan) {
+  DataSourceConfig from = prepare_source(plan.data.source);
+  std::shared_ptr<const RecordSource> source = open_source(from);
+  const int64_t read = plan.loop.step.optim.max_train_steps * plan.update_size();
+  const bool fewer = from.dataset_type == "synthetic" && !from.synthetic_num_samples && !plan.autoencoder;
+  if (!fewer || read <= 0 || read >= source->size()) return source;
+  from.synthetic_num_samples = read;
+  return open_source(from);
+}
+
 /// Images encoded before training, by an autoencoder that is trained first if a key says so.
 void open_encoded_images(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
   const ImageConfig& images = plan.data.images;
-  const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.data.source));
+  const std::shared_ptr<const RecordSource> source = source_of(plan);
   data.dataset = source->identity();
   const auto folders = std::dynamic_pointer_cast<const DataFolders>(source);
   if (plan.autoencoder) {
