@@ -373,6 +373,12 @@ struct DiffusionPipeline::Impl {
       };
     if (opened) {
       check_adapters(r);
+      if (const std::string& saved_by = opened->folder.pipeline();
+          r.pag_scale == 0 && saved_by.find("PAG") != saved_by.npos)
+        log_info_once(
+            "the model was saved by {}; it samples without perturbed attention, as pag_scale is 0; try: "
+            "pag_scale=3, diffusers' default",
+            saved_by);
       const size_t nets = models.family->spec().controlnets.size(), images = o.controls.size();
       check(images > 0 || nets == 0 || !named_controls, Code::invalid_config,
             "controlnet_image is empty; expected an image for {} of controlnet_model_name_or_path",
