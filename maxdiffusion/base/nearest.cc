@@ -34,6 +34,7 @@ std::string nearest(const std::string& word, const std::vector<std::string>& kno
   size_t best = std::max<size_t>(1, word.size() / 3) + 1;
   std::string found;
   for (const auto& k : known) {
+    if (std::max(word.size(), k.size()) - std::min(word.size(), k.size()) >= best) continue;  // so many edits at least
     size_t distance = edit_distance(small(word), small(k));
     if (distance < best && distance < std::max(word.size(), k.size())) best = distance, found = k;
   }
