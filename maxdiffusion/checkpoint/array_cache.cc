@@ -5,7 +5,9 @@
 #include <algorithm>
 #include <chrono>
 #include <filesystem>
+#include <map>
 #include <mutex>
+#include <set>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -22,11 +24,11 @@ namespace {
 namespace fs = std::filesystem;
 
 // Keys of a part's metadata.
-constexpr const char *kRange = "samples", *kLeftOut = "left_out", *kChecksum = "checksum";
-std::string range_of(int64_t begin, int64_t end) { return fmt::format("[{}, {})", begin, end); }
+constexpr const char *kItems = "items", *kChecksum = "checksum";
+constexpr const char *kKeyFile = "key.txt", *kAnyVersion = "latent cache ", *kThisVersion = "latent cache 3\n";
 
-std::string checksum_of(const HostArrays& arrays, const std::string& left_out) {
-  std::string all = left_out;
+std::string checksum_of(const HostArrays& arrays, const std::string& items) {
+  std::string all = items;
   for (const auto& [name, a] : arrays)
     all += fmt::format("\n{} {} {}", name, to_string(a.shape()),
                        content_hash({reinterpret_cast<const char*>(a.data()), a.bytes()}));
@@ -34,25 +36,12 @@ std::string checksum_of(const HostArrays& arrays, const std::string& left_out) {
 }
 
 /// What is wrong with the arrays of a part, "" if nothing.
-std::string fault(const HostArrays& arrays, int64_t samples) {
-  if (arrays.empty() && samples > 0) return "holds no arrays";
-  for (const auto& [name, a] : arrays) {
-    if (a.shape().rank() == 0 || a.dims()[0] != samples) {
-      return fmt::format("'{}' is {}, expected {} samples on axis 0", name, to_string(a.shape()), samples);
-    }
-  }
+std::string fault(const HostArrays& arrays, int64_t items) {
+  if (arrays.empty() || items == 0) return "holds no arrays";
+  for (const auto& [name, a] : arrays)
+    if (a.shape().rank() == 0 || a.dims()[0] != items)
+      return fmt::format("'{}' is {}, expected {} items on axis 0", name, to_string(a.shape()), items);
   return "";
-}
-
-/// How the samples of one part differ from those of another, "" if they have the same form.
-std::string difference(const HostArrays& arrays, const HostArrays& others) {
-  for (const auto& [name, a] : others) {
-    const auto it = arrays.find(name);
-    if (it == arrays.end()) return fmt::format("it has no '{}', as other parts have", name);
-    if (row_of(it->second, 0).shape() != row_of(a, 0).shape())
-      return fmt::format("'{}' is {}, in another part {}", name, to_string(it->second.shape()), to_string(a.shape()));
-  }
-  return arrays.size() == others.size() ? "" : "it has arrays that other parts do not have";
 }
 
 std::vector<std::string> lines_of(const std::string& text) {
@@ -65,14 +54,36 @@ std::vector<std::string> lines_of(const std::string& text) {
   return lines;
 }
 
+std::string metadata_of(const SafetensorsReader& reader, const char* name) {
+  const auto it = reader.metadata().find(name);
+  return it == reader.metadata().end() ? "" : it->second;
+}
+
+bool is_part(const std::string& file) { return file.starts_with("part-") && file.ends_with(".safetensors"); }
+
+/// The parts in a folder of this machine, sorted.
+std::vector<std::string> parts_in(const std::string& folder) {
+  std::vector<std::string> names;
+  for (const auto& f : fs::directory_iterator(folder))
+    if (is_part(f.path().filename())) names.push_back(f.path().filename());
+  std::ranges::sort(names);
+  return names;
+}
+
+/// Writes a part; its name is a hash of its items. Returns the name.
+std::string write_part(const std::string& folder, const std::vector<std::string>& items, const HostArrays& arrays) {
+  const std::string text = fmt::format("{}", fmt::join(items, "\n"));
+  const std::string name = "part-" + content_hash(text) + ".safetensors";
+  write_safetensors(below(folder, name), arrays, {{kItems, text}, {kChecksum, checksum_of(arrays, text)}});
+  return name;
+}
+
 }  // namespace
 
-ArrayCache::ArrayCache(const std::string& folder, const std::string& key, int64_t samples, int64_t part_size)
-    : samples_(samples), part_size_(part_size) {
-  check(samples > 0 && part_size > 0, Code::internal, "latent cache: {} samples in parts of {}: both must be > 0",
-        samples, part_size);
-  const std::string whole_key = fmt::format("latent cache 2: {} samples in parts of {}\n{}\n", samples, part_size, key);
-  const std::string location = below(folder, content_hash(whole_key));
+ArrayCache::ArrayCache(const std::string& folder, const std::string& kind, const std::string& key) {
+  const std::string whole_key = kThisVersion + key + "\n";
+  name_ = kind + "-" + content_hash(whole_key);
+  const std::string location = below(folder, name_);
   path_ = local_cache_path(location);
   make_folders(path_);
   std::map<std::string, FoundFile> remote;  // in a bucket, by name
@@ -80,151 +91,175 @@ ArrayCache::ArrayCache(const std::string& folder, const std::string& key, int64_
     place_ = location;
     for (FoundFile& f : list_all_files(place_))
       remote.emplace(fs::path(split_location(f.location).path).filename(), std::move(f));
-    if (!remote.contains("key.txt")) put_text(below(place_, "key.txt"), whole_key);
+    if (!remote.contains(kKeyFile)) put_text(below(place_, kKeyFile), whole_key);
   }
-  if (const std::string file = (fs::path(path_) / "key.txt").string(); !exists(file))
-    write_file_atomic(file, whole_key);
-  parts_.resize(static_cast<size_t>((samples + part_size - 1) / part_size));
-  std::mutex mutex;
-  int64_t done = 0;
-  auto last_logged = std::chrono::steady_clock::now();
-  parallel_for(parts(), [&](int64_t i, int) {
-    const Part p = part(i);
-    const auto found = remote.find(fs::path(file_of(p)).filename());
-    const bool is_local = exists(file_of(p));
-    if (!is_local && found == remote.end()) return;
-    if (!is_local) get_file(found->second, file_of(p));
-    Stored stored;
-    std::string reason;
+  if (const std::string file = below(path_, kKeyFile); !exists(file)) write_file_atomic(file, whole_key);
+  std::set<std::string> names;
+  for (const std::string& name : parts_in(path_)) names.insert(name);
+  const std::set<std::string> here = names;
+  for (const auto& [name, file] : remote)
+    if (is_part(name)) names.insert(name);
+  for (const std::string& name : names) parts_.push_back({.file = name, .items = {}, .arrays = {}});
+  parallel_for(std::ssize(parts_), [&](int64_t i, int) {
+    Stored& part = parts_[static_cast<size_t>(i)];
+    const std::string name = part.file;
+    if (!here.contains(name)) get_file(remote.at(name), below(path_, name));
     try {
-      stored = open(p, true);
+      part = stored(name, false);
+      part.arrays.clear();
     } catch (const Error& e) {
       if (e.code() != Code::io) throw;
-      reason = e.message();
+      part.damaged = true;
+      log_warning("latent cache: {} is not used: {}", below(path_, name), e.message());
     }
-    const std::lock_guard lock(mutex);
-    if (reason.empty()) try {
-        take(i, std::move(stored));
-      } catch (const Error& e) {
-        reason = e.message();
-      }
-    if (!reason.empty()) log_warning("latent cache: {} is recomputed: {}", file_of(p), reason);
-    if (reason.empty() && found == remote.end()) upload(p);
-    ++done;
-    const auto now = std::chrono::steady_clock::now();
-    if (now - last_logged < std::chrono::seconds(5)) return;
-    last_logged = now;
-    log_info("latent cache: compared {} of {} parts with their checksums", done, parts());
+    if (!part.damaged && !remote.contains(name)) upload(name);
   });
+  index();
 }
 
-ArrayCache::Part ArrayCache::part(int64_t index) const {
-  return {index, index * part_size_, std::min(samples_, (index + 1) * part_size_)};
-}
-
-std::string ArrayCache::file_of(const Part& part) const {
-  return (fs::path(path_) / fmt::format("part-{:05}-of-{:05}.safetensors", part.index + 1, parts_.size())).string();
-}
-
-ArrayCache::Stored ArrayCache::open(const Part& p, bool whole) const {
-  const SafetensorsReader reader = SafetensorsReader::open(file_of(p));
-  const auto meta = [&](const char* name) {
-    const auto it = reader.metadata().find(name);
-    return it == reader.metadata().end() ? "" : it->second;
-  };
-  check(meta(kRange) == range_of(p.begin, p.end), Code::io, "it holds other samples");
-  Stored s{true, reader.tensors(), lines_of(meta(kLeftOut))};
-  s.rows = p.end - p.begin - std::ssize(s.left_out);
-  const std::string reason = fault(s.arrays, s.rows);
+ArrayCache::Stored ArrayCache::stored(const std::string& file, bool whole) const {
+  const SafetensorsReader reader = SafetensorsReader::open(below(path_, file));
+  const std::string items = metadata_of(reader, kItems);
+  Stored s{.file = file, .items = lines_of(items), .arrays = reader.tensors()};
+  const std::string reason = fault(s.arrays, std::ssize(s.items));
   check(reason.empty(), Code::io, "{}", reason);
-  check(!whole || checksum_of(s.arrays, meta(kLeftOut)) == meta(kChecksum), Code::io,
+  check(!whole || checksum_of(s.arrays, items) == metadata_of(reader, kChecksum), Code::io,
         "its checksum differs from the one that was written");
   return s;
 }
 
-void ArrayCache::take(int64_t index, Stored stored) {
-  const auto other = std::ranges::find_if(parts_, [](const Stored& s) { return !s.arrays.empty(); });
-  if (other != parts_.end() && !stored.arrays.empty()) {
-    const std::string reason = difference(stored.arrays, other->arrays);
-    check(reason.empty(), Code::internal, "latent cache: part {}: {}", index, reason);
-  }
-  parts_[static_cast<size_t>(index)] = std::move(stored);
-  first_.clear();
-  for (int64_t n = 0; const Stored& s : parts_) first_.push_back(std::exchange(n, n + s.rows));
+void ArrayCache::index() {
+  places_.clear();
+  for (size_t p = 0; p < parts_.size(); ++p)
+    for (size_t row = 0; !parts_[p].damaged && row < parts_[p].items.size(); ++row)
+      places_.try_emplace(parts_[p].items[row], Place{static_cast<int32_t>(p), static_cast<int32_t>(row)});
 }
 
-void ArrayCache::upload(const Part& p) const {
+void ArrayCache::open(const std::vector<std::string>& items) {
+  for (bool damage = true; damage;) {  // an item of a damaged part may be in another one
+    damage = false;
+    std::set<size_t> parts;
+    for (const std::string& item : items)
+      if (const auto found = places_.find(item); found != places_.end()) {
+        const auto part = static_cast<size_t>(found->second.part);
+        if (parts_[part].arrays.empty()) parts.insert(part);
+      }
+    const std::vector<size_t> order(parts.begin(), parts.end());
+    std::mutex mutex;
+    int64_t done = 0;
+    auto last_logged = std::chrono::steady_clock::now();
+    parallel_for(std::ssize(order), [&](int64_t i, int) {
+      Stored& part = parts_[order[static_cast<size_t>(i)]];
+      std::string reason;
+      try {
+        part = stored(part.file, true);
+      } catch (const Error& e) {
+        if (e.code() != Code::io) throw;
+        reason = e.message();
+      }
+      const std::lock_guard lock(mutex);
+      if (!reason.empty()) {
+        log_warning("latent cache: {} is recomputed: {}", below(path_, part.file), reason);
+        part.damaged = damage = true;
+      }
+      ++done;
+      const auto now = std::chrono::steady_clock::now();
+      if (now - last_logged < std::chrono::seconds(5)) return;
+      last_logged = now;
+      log_info("latent cache: compared {} of {} parts with their checksums", done, order.size());
+    });
+    if (damage) index();
+  }
+}
+
+std::optional<ArrayCache::Place> ArrayCache::find(const std::string& item) const {
+  const auto found = places_.find(item);
+  if (found == places_.end() || parts_[static_cast<size_t>(found->second.part)].arrays.empty()) return std::nullopt;
+  return found->second;
+}
+
+void ArrayCache::upload(const std::string& file) const {
   if (place_.empty()) return;
   try {
-    put_file(file_of(p), below(place_, fs::path(file_of(p)).filename()));
+    put_file(below(path_, file), below(place_, file));
   } catch (const Error& e) {
-    log_warning("latent cache: {} is not uploaded: {}", file_of(p), e.what());
+    log_warning("latent cache: {} is not uploaded: {}", below(path_, file), e.what());
   }
 }
 
-std::optional<ArrayCache::Part> ArrayCache::next_missing() const {
-  const auto it = std::ranges::find(parts_, false, &Stored::present);
-  if (it == parts_.end()) return std::nullopt;
-  return part(it - parts_.begin());
+void ArrayCache::put(const std::vector<std::string>& items, const HostArrays& arrays) {
+  const std::string reason = fault(arrays, std::ssize(items));
+  check(reason.empty(), Code::internal, "latent cache: a part of {} items: {}", items.size(), reason);
+  const std::string name = write_part(path_, items, arrays);
+  const auto part = static_cast<int32_t>(parts_.size());
+  parts_.push_back(stored(name, false));
+  for (size_t row = 0; row < items.size(); ++row) places_[items[row]] = {part, static_cast<int32_t>(row)};
+  upload(name);
 }
 
-std::vector<ArrayCache::Part> ArrayCache::missing() const {
-  std::vector<Part> all;
-  for (int64_t i = 0; i < parts(); ++i)
-    if (!parts_[static_cast<size_t>(i)].present) all.push_back(part(i));
-  return all;
-}
-
-int64_t ArrayCache::parts_present() const { return std::ranges::count(parts_, true, &Stored::present); }
-
-int64_t ArrayCache::samples_present() const {
-  int64_t n = 0;
-  for (int64_t i = 0; i < parts(); ++i)
-    if (parts_[static_cast<size_t>(i)].present) n += part(i).end - part(i).begin;
-  return n;
-}
-
-void ArrayCache::put(const Part& p, const HostArrays& arrays, const std::vector<std::string>& left_out) {
-  check(p.index >= 0 && p.index < parts() && p.begin == part(p.index).begin && p.end == part(p.index).end,
-        Code::internal, "latent cache: part {} [{}, {}) is not one of the {} parts", p.index, p.begin, p.end, parts());
-  const std::string reason = fault(arrays, p.end - p.begin - std::ssize(left_out));
-  check(reason.empty(), Code::internal, "latent cache: part {}: {}", p.index, reason);
-  std::vector<std::string> lines = left_out;
-  for (std::string& line : lines) std::ranges::replace(line, '\n', ' ');
-  const std::string words = fmt::format("{}", fmt::join(lines, "\n"));
-  write_safetensors(file_of(p), arrays,
-                    {{kRange, range_of(p.begin, p.end)}, {kLeftOut, words}, {kChecksum, checksum_of(arrays, words)}});
-  take(p.index, open(p, false));
-  upload(p);
-}
-
-int64_t ArrayCache::size() const {
-  if (const auto missing = next_missing()) {
-    fail(Code::io, "latent cache '{}': {} of {} parts are missing, the first is {}", path_, parts() - parts_present(),
-         parts(), file_of(*missing));
-  }
-  return first_.back() + parts_.back().rows;
-}
-
-HostArrays ArrayCache::read(int64_t sample) const {
-  const auto at = std::ranges::upper_bound(first_, sample) - first_.begin() - 1;
-  const Stored& s = parts_[static_cast<size_t>(at)];
-  const int64_t row = sample - first_[static_cast<size_t>(at)];
-  check(sample >= 0 && row < s.rows, Code::internal, "latent cache: there is no sample {}", sample);
+HostArrays ArrayCache::read(Place place) const {
+  check(place.part >= 0 && place.part < std::ssize(parts_), Code::internal, "latent cache: there is no part {}",
+        place.part);
+  const Stored& s = parts_[static_cast<size_t>(place.part)];
+  check(place.row >= 0 && place.row < std::ssize(s.items) && !s.arrays.empty(), Code::internal,
+        "latent cache: there is no item {} of {}", place.row, s.file);
   HostArrays out;
-  for (const auto& [name, a] : s.arrays) out.emplace(name, row_of(a, row));
+  for (const auto& [name, a] : s.arrays) out.emplace(name, row_of(a, place.row));
   return out;
 }
 
-void ArrayCache::each_part(const std::string& name, const std::function<void(const HostArray&)>& take) const {
-  for (const Stored& s : parts_)
-    if (s.rows > 0) take(s.arrays.at(name));
-}
-
-std::vector<std::string> ArrayCache::left_out() const {
-  std::vector<std::string> all;
-  for (const Stored& s : parts_) all.insert(all.end(), s.left_out.begin(), s.left_out.end());
-  return all;
+CachedItems unused_items(const std::string& folder, const std::unordered_set<std::string>& used, bool remove) {
+  CachedItems out;
+  const std::string here = remove ? local_copy(folder) : local_cache_path(folder);
+  std::error_code ec;
+  std::vector<std::string> caches;
+  for (const auto& f : fs::directory_iterator(here, ec))
+    if (const std::string key = f.path() / kKeyFile; exists(key) && read_file(key).starts_with(kAnyVersion))
+      caches.push_back(f.path().filename());
+  const auto remove_one = [&](const std::string& name) {
+    remove_file(below(here, name));
+    if (is_remote(folder)) remove_file(below(folder, name));
+  };
+  for (const std::string& cache : caches) {
+    const std::string path = below(here, cache);
+    for (const std::string& file : parts_in(path)) {
+      std::vector<std::string> items;
+      std::vector<int64_t> retained;
+      HostArrays arrays;
+      int64_t n = 0;  // items; of other versions and of damaged parts they are not known
+      try {
+        const SafetensorsReader reader = SafetensorsReader::open(below(path, file));
+        items = lines_of(metadata_of(reader, kItems));
+        arrays = reader.tensors();
+        n = arrays.empty() || arrays.begin()->second.shape().rank() == 0 ? 0 : arrays.begin()->second.dims()[0];
+        if (!fault(arrays, std::ssize(items)).empty()) items.clear();
+      } catch (const Error& e) {
+        if (e.code() != Code::io) throw;
+      }
+      for (size_t i = 0; i < items.size(); ++i)
+        if (used.contains(cache + "/" + items[i])) retained.push_back(static_cast<int64_t>(i));
+      const int64_t unused = n - std::ssize(retained),
+                    bytes = static_cast<int64_t>(fs::file_size(below(path, file), ec));
+      out.all += n;
+      out.unused += unused;
+      if (!retained.empty() && unused == 0) continue;
+      out.unused_bytes += n == 0 ? bytes : static_cast<int64_t>(static_cast<double>(bytes) / n * unused);
+      if (!remove) continue;
+      if (!retained.empty()) {
+        std::vector<std::string> names;
+        HostArrays rest;
+        for (const int64_t i : retained) names.push_back(items[static_cast<size_t>(i)]);
+        for (const auto& [name, a] : arrays) rest[name] = select_parts(a, retained, n);
+        const std::string part = write_part(path, names, rest);
+        if (is_remote(folder)) put_file(below(path, part), below(below(folder, cache), part));
+      }
+      remove_one(below(cache, file));
+    }
+    if (!remove || !parts_in(path).empty()) continue;
+    remove_one(below(cache, kKeyFile));
+    fs::remove(path, ec);
+  }
+  return out;
 }
 
 }  // namespace md

@@ -1,18 +1,21 @@
-// Arrays computed once for every sample of a dataset (latents, text embeddings) and cached on disk. The folder's name
-// is a hash of what the values depend on: the dataset's fingerprint and the encoders. The cache is written in parts.
-// Each part is a safetensors file that appears complete or not at all, so an interrupted run continues at the first
-// missing part. Only the part being written is held in memory: samples are read through memory maps.
+// Arrays computed once for every item (latents of an image, embeddings of a caption) and cached on disk. An item's name
+// is a hash of what it is computed from, so that an item of another dataset, or one that comes back, is found. A cache
+// is a folder whose name is a hash of what all its values depend on: the encoders. It has parts of several items. Each
+// part is a safetensors file that appears complete or not at all, so an interrupted run continues with the items that
+// are missing, and several processes may write at the same time. Only the part being written is held in memory: arrays
+// are read through memory maps.
 //
-//   ArrayCache cache(folder, key, n, 256);
-//   while (auto part = cache.next_missing()) cache.put(*part, encode(part->begin, part->end));
-//   HostArrays one = cache.read(7);
+//   ArrayCache cache(folder, "images", key);
+//   cache.open(items);
+//   cache.put(missing, encode(missing));
+//   HostArrays one = cache.read(*cache.find(items[7]));
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <map>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <unordered_set>
 #include <vector>
 
 #include "maxdiffusion/base/host_array.h"
@@ -22,59 +25,56 @@ namespace md {
 /// Thread safe for reading.
 class ArrayCache {
  public:
-  /// Samples [begin, end) of the dataset.
-  struct Part {
-    int64_t index = 0, begin = 0, end = 0;
+  /// Where an item's arrays are.
+  struct Place {
+    int32_t part = -1, row = -1;
   };
 
-  /// Opens or creates `folder`/HASH (of key and sizes). `key`: text that changes whenever the values would; it is
-  /// written to key.txt for people. Reads every part once, on all cores, and compares it with its checksum; a damaged
-  /// part gets a warning and counts as missing. A folder in a bucket has a copy on this machine
-  /// (storage/local_cache.h); parts are downloaded to it, and uploaded from it.
-  ArrayCache(const std::string& folder, const std::string& key, int64_t samples, int64_t part_size = 256);
+  /// Opens or creates `folder`/`kind`-HASH. `key`: text that changes whenever the values would; its hash is in the
+  /// folder's name, and it is written to key.txt for people. Reads which items the parts hold. A folder in a bucket has
+  /// a copy on this machine (storage/local_cache.h); parts are downloaded to it, and uploaded from it.
+  ArrayCache(const std::string& folder, const std::string& kind, const std::string& key);
 
-  bool complete() const { return !next_missing(); }
-  std::optional<Part> next_missing() const;
-  std::vector<Part> missing() const;
+  /// The name of its folder.
+  const std::string& name() const { return name_; }
   /// The files' folder on this machine.
   const std::string& path() const { return path_; }
-  int64_t parts() const { return static_cast<int64_t>(parts_.size()); }
-  int64_t parts_present() const;
-  /// Samples of the parts present, including those without arrays.
-  int64_t samples_present() const;
-  /// Stores the arrays of one part; axis 0 = its samples without those that are left out. `left_out`: one text per
-  /// omitted sample, the only thing stored of it. Throws io (disk full: the part stays missing), and internal for wrong
-  /// sizes or if names, types or row shapes differ from other parts.
-  void put(const Part& part, const HostArrays& arrays, const std::vector<std::string>& left_out = {});
-
-  /// Number of samples that have arrays. The cache must be complete.
-  int64_t size() const;
-  /// The arrays of sample number `sample` among those that have arrays, without axis 0. Borrowed from the memory map.
-  HostArrays read(int64_t sample) const;
-  /// Calls `take` with the array `name` of each part, in order.
-  void each_part(const std::string& name, const std::function<void(const HostArray&)>& take) const;
-  /// The texts of the omitted samples of all parts, in order.
-  std::vector<std::string> left_out() const;
+  /// Makes the items that are present readable. Reads their parts once, on all cores, and compares them with their
+  /// checksums; a damaged part gets a warning, and its items count as missing.
+  void open(const std::vector<std::string>& items);
+  /// Of an opened or stored item; none: it is missing.
+  std::optional<Place> find(const std::string& item) const;
+  /// Stores the arrays of items as one part; axis 0 = the items. Throws io (disk full: the items stay missing), and
+  /// internal for wrong sizes.
+  void put(const std::vector<std::string>& items, const HostArrays& arrays);
+  /// The arrays of an item, without axis 0. Borrowed from the memory map.
+  HostArrays read(Place place) const;
 
  private:
   struct Stored {
-    bool present = false;
-    HostArrays arrays;  // mapped; empty: all samples are left out
-    std::vector<std::string> left_out;
-    int64_t rows = 0;
+    std::string file;  // its name
+    std::vector<std::string> items;
+    HostArrays arrays;  // mapped; empty until it is opened
+    bool damaged = false;
   };
-  Part part(int64_t index) const;
-  std::string file_of(const Part& part) const;
-  /// Maps a part. Throws io naming the damage. `whole`: also compares its checksum.
-  Stored open(const Part& part, bool whole) const;
-  void take(int64_t index, Stored stored);
+  Stored stored(const std::string& file, bool whole) const;
+  void index();
   /// Uploads a part to the bucket; logs a warning on failure.
-  void upload(const Part& part) const;
+  void upload(const std::string& file) const;
 
-  std::string path_, place_;  // place_: in a bucket, or ""
-  int64_t samples_, part_size_;
+  std::string name_, path_, place_;  // place_: in a bucket, or ""
   std::vector<Stored> parts_;
-  std::vector<int64_t> first_;  // number, among samples that have arrays, of each part's first one
+  std::unordered_map<std::string, Place> places_;  // of all items, in opened parts or not
 };
+
+/// Items in the caches of a folder, and those among them that nothing uses.
+struct CachedItems {
+  int64_t all = 0, unused = 0;
+  int64_t unused_bytes = 0;
+};
+/// Counts the items of all caches in `folder`, of every version; for a folder in a bucket, of their copies on this
+/// machine. `used`: "NAME/ITEM", with ArrayCache::name. `remove`: removes the unused ones; a part that also has used
+/// ones is rewritten without them. Throws io.
+CachedItems unused_items(const std::string& folder, const std::unordered_set<std::string>& used, bool remove = false);
 
 }  // namespace md

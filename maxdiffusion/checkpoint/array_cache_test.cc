@@ -6,164 +6,192 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <thread>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
 
 namespace md {
 namespace {
 
 namespace fs = std::filesystem;
 
-// Deleted at program exit.
-const TemporaryFolder& root() {
-  static const TemporaryFolder folder;
-  return folder;
-}
-std::string fresh(const std::string& name) {
-  std::string folder = root() / name;
-  fs::remove_all(folder);
-  return folder;
+std::string item(int i) { return content_hash(std::to_string(i)); }
+std::vector<std::string> items(int begin, int end) {
+  std::vector<std::string> all;
+  for (int i = begin; i < end; ++i) all.push_back(item(i));
+  return all;
 }
 // latent [n, 2] = (i, i/2), text [n, 3] = 100 i + column
-HostArrays encode(int64_t begin, int64_t end) {
+HostArrays encode(int begin, int end) {
   std::vector<float> latent;
   std::vector<int32_t> text;
-  for (int64_t i = begin; i < end; ++i) {
+  for (int i = begin; i < end; ++i) {
     latent.insert(latent.end(), {static_cast<float>(i), static_cast<float>(i) / 2});
-    for (int32_t c = 0; c < 3; ++c) text.push_back(static_cast<int32_t>(i) * 100 + c);
+    for (int32_t c = 0; c < 3; ++c) text.push_back(i * 100 + c);
   }
   const int64_t n = end - begin;
   return {{"latent", HostArray::of<float>(Shape{DType::f32, {n, 2}}, latent)},
           {"text", HostArray::of<int32_t>(Shape{DType::s32, {n, 3}}, text)}};
 }
-void expect_all(const ArrayCache& cache, int64_t n) {
-  ASSERT_EQ(cache.size(), n);
-  const HostArrays expected = encode(0, n);
-  for (int64_t i = 0; i < n; ++i) {
-    const HostArrays found = cache.read(i);
-    ASSERT_EQ(found.size(), 2u);
-    for (const auto& [name, all] : expected) {
-      const HostArray row = row_of(all, i);
-      ASSERT_EQ(found.at(name).shape(), row.shape());
-      EXPECT_EQ(std::memcmp(found.at(name).data(), row.data(), row.bytes()), 0) << name;
+/// The numbers below `end` whose arrays are found; all of those have the right values.
+std::vector<int> found_in(const ArrayCache& cache, int end) {
+  std::vector<int> all;
+  const HostArrays expected = encode(0, end);
+  for (int i = 0; i < end; ++i) {
+    const auto place = cache.find(item(i));
+    if (!place) continue;
+    all.push_back(i);
+    const HostArrays found = cache.read(*place);
+    EXPECT_EQ(found.size(), 2u);
+    for (const auto& [name, of_all] : expected) {
+      const HostArray row = row_of(of_all, i);
+      EXPECT_EQ(found.at(name).shape(), row.shape());
+      EXPECT_EQ(std::memcmp(found.at(name).data(), row.data(), row.bytes()), 0) << name << " " << i;
     }
   }
+  return all;
 }
-int64_t fill(ArrayCache& cache, int64_t at_most = 1000) {
-  int64_t made = 0;
-  for (; made < at_most; ++made) {
-    const auto part = cache.next_missing();
-    if (!part) break;
-    cache.put(*part, encode(part->begin, part->end));
-  }
-  return made;
+ArrayCache opened(const std::string& folder, int end, const std::string& key = "key") {
+  ArrayCache cache(folder, "images", key);
+  cache.open(items(0, end));
+  return cache;
+}
+std::vector<std::string> parts_of(const std::string& folder) {
+  std::vector<std::string> files;
+  for (const auto& e : fs::recursive_directory_iterator(folder))
+    if (e.path().extension() == ".safetensors") files.push_back(e.path());
+  std::ranges::sort(files);
+  return files;
 }
 
 // S0-93
 TEST(ArrayCache, ResumesWhereItWasInterrupted) {
-  const std::string folder = fresh("resume");
+  const TemporaryFolder t;
   {
-    ArrayCache cache(folder, "key", 23, 5);
-    EXPECT_EQ(cache.parts(), 5);
-    EXPECT_FALSE(cache.complete());
-    EXPECT_EQ(fill(cache, 2), 2);
-    EXPECT_THROW(cache.size(), Error);
+    ArrayCache cache = opened(t.path(), 9);
+    EXPECT_EQ(found_in(cache, 9), (std::vector<int>{}));
+    cache.put(items(0, 3), encode(0, 3));
+    cache.put(items(5, 6), encode(5, 6));
+    EXPECT_EQ(found_in(cache, 9), (std::vector<int>{0, 1, 2, 5}));
   }
-  ArrayCache cache(folder, "key", 23, 5);
-  EXPECT_EQ(cache.parts_present(), 2);
-  EXPECT_EQ(cache.next_missing()->begin, 10);
-  ASSERT_EQ(cache.missing().size(), 3U);
-  for (size_t i = 0; i < 3; ++i) EXPECT_EQ(cache.missing()[i].begin, 10 + 5 * static_cast<int64_t>(i));
-  EXPECT_EQ(fill(cache), 3);
-  EXPECT_TRUE(cache.complete());
-  expect_all(cache, 23);
-  EXPECT_TRUE(ArrayCache(folder, "key", 23, 5).complete());
+  ArrayCache cache = opened(t.path(), 9);
+  EXPECT_EQ(found_in(cache, 9), (std::vector<int>{0, 1, 2, 5}));
+  cache.put(items(3, 5), encode(3, 5));
+  EXPECT_EQ(found_in(cache, 9), (std::vector<int>{0, 1, 2, 3, 4, 5}));
+  // Only items that were requested are opened.
+  ArrayCache others(t.path(), "images", "key");
+  others.open({item(4)});
+  EXPECT_EQ(found_in(others, 9), (std::vector<int>{3, 4}));
 }
 
 // S0-93
-TEST(ArrayCache, AnotherKeyOrSizeIsAnotherCache) {
-  const std::string folder = fresh("keys");
-  ArrayCache cache(folder, "dataset A, vae B", 8, 4);
-  fill(cache);
-  EXPECT_EQ(ArrayCache(folder, "dataset A, vae C", 8, 4).parts_present(), 0);
-  EXPECT_EQ(ArrayCache(folder, "dataset A, vae B", 9, 4).parts_present(), 0);
-  EXPECT_EQ(ArrayCache(folder, "dataset A, vae B", 8, 2).parts_present(), 0);
-  EXPECT_NE(read_file(cache.path() + "/key.txt").find("dataset A, vae B"), std::string::npos);
+TEST(ArrayCache, AnotherKeyOrKindIsAnotherCache) {
+  const TemporaryFolder t;
+  ArrayCache cache(t.path(), "images", "vae B");
+  cache.put(items(0, 4), encode(0, 4));
+  EXPECT_EQ(found_in(opened(t.path(), 4, "vae B"), 4).size(), 4u);
+  EXPECT_EQ(found_in(opened(t.path(), 4, "vae C"), 4).size(), 0u);
+  ArrayCache texts(t.path(), "texts", "vae B");
+  texts.open(items(0, 4));
+  EXPECT_EQ(found_in(texts, 4).size(), 0u);
+  EXPECT_EQ(read_file(cache.path() + "/key.txt"), "latent cache 3\nvae B\n");
 }
 
 // S0-93
 TEST(ArrayCache, DamagedPartsAreMadeAgain) {
-  const std::string folder = fresh("damaged");
-  ArrayCache cache(folder, "key", 25, 5);
-  fill(cache);
-  std::vector<std::string> files;
-  for (const auto& e : fs::directory_iterator(cache.path())) {
-    if (e.path().extension() == ".safetensors") files.push_back(e.path());
-  }
-  std::ranges::sort(files);
-  ASSERT_EQ(files.size(), 5u);
-  fs::resize_file(files[1], fs::file_size(files[1]) - 1);
-  std::ofstream(files[2]) << "";
-  fs::copy_file(files[0], files[3], fs::copy_options::overwrite_existing);  // the samples of another part
-  std::string flipped = read_file(files[4]);
+  const TemporaryFolder t;
+  ArrayCache cache(t.path(), "images", "key");
+  for (int i = 0; i < 20; i += 5) cache.put(items(i, i + 5), encode(i, i + 5));
+  std::vector<std::string> files = parts_of(t.path());
+  ASSERT_EQ(files.size(), 4u);
+  fs::resize_file(files[0], fs::file_size(files[0]) - 1);
+  std::ofstream(files[1]) << "";
+  std::string flipped = read_file(files[2]);
   flipped[flipped.size() - 3] ^= 1;  // one bit of an array
-  write_file_atomic(files[4], flipped);
+  write_file_atomic(files[2], flipped);
   testing::internal::CaptureStderr();
-  ArrayCache again(folder, "key", 25, 5);
+  ArrayCache again = opened(t.path(), 20);
   const std::string log = testing::internal::GetCapturedStderr();
-  EXPECT_NE(log.find(files[4] + " is recomputed: its checksum differs from the one that was written"),
+  EXPECT_NE(log.find(files[2] + " is recomputed: its checksum differs from the one that was written"),
             std::string::npos)
       << log;
-  EXPECT_EQ(again.parts_present(), 1);
-  EXPECT_EQ(again.samples_present(), 5);
-  EXPECT_EQ(fill(again), 4);
-  expect_all(again, 25);
+  EXPECT_NE(log.find(files[0] + " is not used: "), std::string::npos) << log;
+  EXPECT_NE(log.find(files[1] + " is not used: "), std::string::npos) << log;
+  EXPECT_EQ(found_in(again, 20).size(), 5u);
+  for (int i = 0; i < 20; i += 5)
+    if (!again.find(item(i))) again.put(items(i, i + 5), encode(i, i + 5));
+  EXPECT_EQ(found_in(again, 20).size(), 20u);
+  EXPECT_EQ(found_in(opened(t.path(), 20), 20).size(), 20u);
+  EXPECT_EQ(parts_of(t.path()), files);  // rewritten under their names
 }
 
-TEST(ArrayCache, AFailedWriteLeavesThePartMissing) {
-  const std::string folder = fresh("full_disk");
-  ArrayCache cache(folder, "key", 10, 5);
-  fill(cache, 1);
+TEST(ArrayCache, AFailedWriteLeavesItsItemsMissing) {
+  const TemporaryFolder t;
+  ArrayCache cache = opened(t.path(), 10);
+  cache.put(items(0, 5), encode(0, 5));
   set_write_hook([](const std::string& path, size_t) { fail(Code::io, "write '{}': No space left on device", path); });
-  EXPECT_THROW(fill(cache, 1), Error);
+  EXPECT_THROW(cache.put(items(5, 10), encode(5, 10)), Error);
   set_write_hook(nullptr);
-  EXPECT_EQ(cache.parts_present(), 1);
-  EXPECT_EQ(ArrayCache(folder, "key", 10, 5).parts_present(), 1);
-  fill(cache);
-  expect_all(cache, 10);
+  EXPECT_EQ(found_in(cache, 10).size(), 5u);
+  EXPECT_EQ(found_in(opened(t.path(), 10), 10).size(), 5u);
+  cache.put(items(5, 10), encode(5, 10));
+  EXPECT_EQ(found_in(cache, 10).size(), 10u);
 }
 
 TEST(ArrayCache, PartsOfWrongSizeAreRefused) {
-  ArrayCache cache(fresh("wrong"), "key", 10, 5);
-  EXPECT_THROW(cache.put(*cache.next_missing(), encode(0, 4)), Error);
-  EXPECT_THROW(cache.put(*cache.next_missing(), {}), Error);
-  EXPECT_THROW(cache.put({7, 35, 40}, encode(35, 40)), Error);
-  cache.put(*cache.next_missing(), encode(0, 5));
-  auto other = encode(5, 10);
-  other.erase("text");
-  EXPECT_THROW(cache.put(*cache.next_missing(), other), Error);
+  const TemporaryFolder t;
+  ArrayCache cache(t.path(), "images", "key");
+  EXPECT_THROW(cache.put(items(0, 5), encode(0, 4)), Error);
+  EXPECT_THROW(cache.put(items(0, 5), {}), Error);
+  EXPECT_THROW(cache.put({}, encode(0, 0)), Error);
+  EXPECT_EQ(parts_of(t.path()).size(), 0u);
 }
 
-TEST(ArrayCache, SamplesThatAreLeftOutAreNamedAndNotCounted) {
-  const std::string folder = fresh("left_out");
-  {
-    ArrayCache cache(folder, "key", 12, 4);
-    HostArrays two = encode(0, 2);
-    EXPECT_THROW(cache.put(*cache.next_missing(), two, {"a: torn"}), Error);
-    cache.put(*cache.next_missing(), two, {"a: torn", "b: in two\nlines"});
-    cache.put(*cache.next_missing(), {}, {"c", "d", "e", "f"});
-    cache.put(*cache.next_missing(), encode(2, 6));
+TEST(ArrayCache, TakesWhatSeveralWriteAtTheSameTime) {
+  const TemporaryFolder t;
+  std::vector<std::thread> writers;
+  for (int w = 0; w < 4; ++w)
+    writers.emplace_back([&, w] {
+      ArrayCache cache(t.path(), "images", "key");
+      for (int i = 0; i < 10; ++i) {
+        cache.put(items(i, i + 2), encode(i, i + 2));  // the same as the others
+        cache.put({item(100 * w + 50 + i)}, encode(100 * w + 50 + i, 100 * w + 51 + i));
+      }
+    });
+  for (std::thread& w : writers) w.join();
+  EXPECT_EQ(found_in(opened(t.path(), 500), 500).size(), 11u + 40u);
+}
+
+TEST(ArrayCache, WhatIsNotUsedIsCountedAndRemoved) {
+  const TemporaryFolder t;
+  ArrayCache images(t.path(), "images", "key"), texts(t.path(), "texts", "key");
+  images.put(items(0, 4), encode(0, 4));
+  images.put(items(4, 6), encode(4, 6));
+  texts.put(items(0, 3), encode(0, 3));
+  make_folders(t / "0123");  // of an earlier version
+  write_file_atomic(t / "0123/key.txt", "latent cache 2: 2 samples in parts of 2\n");
+  write_safetensors(t / "0123/part-00001-of-00001.safetensors", encode(0, 4), {{"samples", "[0, 4)"}});
+  make_folders(t / "mine");  // of somebody else
+  write_file_atomic(t / "mine/part-1.safetensors", "x");
+  std::unordered_set<std::string> used;
+  for (const int i : {0, 2, 3}) used.insert(images.name() + "/" + item(i));
+  for (const bool remove : {false, true}) {
+    const CachedItems found = unused_items(t.path(), used, remove);
+    EXPECT_EQ(found.all, 6 + 3 + 4);
+    EXPECT_EQ(found.unused, 3 + 3 + 4);
+    EXPECT_GT(found.unused_bytes, 0);
   }
-  const ArrayCache cache(folder, "key", 12, 4);
-  expect_all(cache, 6);
-  EXPECT_EQ(cache.left_out(), (std::vector<std::string>{"a: torn", "b: in two lines", "c", "d", "e", "f"}));
-  std::vector<int64_t> parts;
-  cache.each_part("latent", [&](const HostArray& a) { parts.push_back(a.dims()[0]); });
-  EXPECT_EQ(parts, (std::vector<int64_t>{2, 4}));
-  EXPECT_THROW((void)cache.read(6), Error);
+  EXPECT_TRUE(exists(t / "mine/part-1.safetensors"));
+  EXPECT_FALSE(exists(t / "0123"));
+  EXPECT_FALSE(exists(texts.path()));
+  EXPECT_EQ(found_in(opened(t.path(), 6), 6), (std::vector<int>{0, 2, 3}));
+  const CachedItems rest = unused_items(t.path(), used);
+  EXPECT_EQ(rest.all, 3);
+  EXPECT_EQ(rest.unused, 0);
 }
 
 }  // namespace

@@ -148,7 +148,7 @@ void check_run(const TrainingRequest& r) {
       const HeldOut held_out = held_out_samples(*models, plan);
       for (int64_t i = 0; i < held_out.count; ++i) held_out.read(i);
     });
-  faults.pass("outputs", [&] { check_outputs(run, plan.data.cache_dir); });
+  faults.pass("outputs", [&] { check_outputs(run, plan.data.cache.folder); });
   std::optional<TrainingData> data;
   if (planned)
     faults.pass("data", [&] {

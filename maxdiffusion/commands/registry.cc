@@ -30,6 +30,7 @@
   X(prepare_tfrecords)    \
   X(prepare_emoji)        \
   X(prepare_moving_emoji) \
+  X(prune_cache)          \
   X(completion)           \
   X(accelerator_check)
 

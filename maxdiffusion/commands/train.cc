@@ -56,7 +56,7 @@ OpenedRun open_models(const TrainingRequest& r) {
   if (plan.samples) check_samples_of_run(*models, plan.samples->sampling);
   if (plan.eval) check_held_out(plan);
   check_trained_weights(*models, plan);
-  if (r.run.is_coordinator) check_outputs(r.run, plan.data.cache_dir);
+  if (r.run.is_coordinator) check_outputs(r.run, plan.data.cache.folder);
   return {std::move(models), std::move(plan)};
 }
 
@@ -83,6 +83,7 @@ TrainingData open_data(ModelComponents& models, const TrainPlan& plan) {
   check_same_data(plan.data);
   if (encodes(plan)) check_start(models, plan);
   const Phase phase("data", plan.run.timing_file);
+  if (plan.run.is_coordinator && encodes(plan)) forget_used_items(plan.data.cache);
   return open_training_data(models, plan);
 }
 
@@ -118,6 +119,7 @@ void run_loop(ModelComponents& models, const TrainPlan& plan, TrainingData data,
     complete_checkpoint(models, plan, content, params, trained);
   };
   o.hooks = train_hooks(models, plan);
+  if (plan.run.is_coordinator && encodes(plan)) report_unused_items(plan.data.cache);
   o.flushed = outputs.flushed();
   o.before_commit = outputs.before_commit();
   const HostArray before = samples_before(models, plan);

@@ -141,7 +141,7 @@ DataPlan plan_data(const DataKeys& keys, DataMode mode, const RunInfo& run, cons
       keys.batches.dataset_save_location.empty() ? run.place : keys.batches.dataset_save_location;
   DataPlan plan{.mode = mode,
                 .replay = keys.denoise.replay_batches,
-                .cache_dir = saved.empty() ? "" : below(saved, "cache"),
+                .cache = {.folder = saved.empty() ? "" : below(saved, "cache"), .run = run.place},
                 .shuffle = keys.batches.enable_data_shuffling,
                 .workers = static_cast<int>(keys.batches.grain_worker_count)};
   if (mode == DataMode::replay) return plan;

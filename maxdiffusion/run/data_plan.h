@@ -7,6 +7,7 @@
 #include "maxdiffusion/data/demo/moving_emoji.h"
 #include "maxdiffusion/data/images/prepare.h"
 #include "maxdiffusion/data/records/open_source.h"
+#include "maxdiffusion/run/cache_use.h"
 #include "maxdiffusion/settings/data_mode.h"
 #include "maxdiffusion/settings/run_info.h"
 #include "maxdiffusion/tasks/denoise.h"
@@ -37,7 +38,7 @@ struct DataPlan {
   ImageConfig images;  // for modes that read images
   std::string replay;  // file of recorded batches
   std::optional<DreamboothPlan> dreambooth;
-  std::string cache_dir;  // cache of encoded samples; may be in a bucket
+  CachePlace cache;  // of encoded samples
   bool shuffle = true;
   int workers = 0;  // threads that read and decode; 0: one for each core
 

@@ -10,6 +10,7 @@
 #include "maxdiffusion/checkpoint/array_cache.h"
 #include "maxdiffusion/data/batches/image_batches.h"
 #include "maxdiffusion/data/images/load_images.h"
+#include "maxdiffusion/run/cache_use.h"
 #include "maxdiffusion/run/model_components.h"
 
 namespace md {
@@ -21,39 +22,74 @@ using Encoded = std::function<void(int64_t)>;
 using EncodeImages = std::function<HostArrays(const LoadedImages&, const Encoded&)>;
 
 struct CacheConfig {
-  std::string folder, key;  // see ArrayCache
-  std::string title;        // of the progress bar
-  int64_t together = 512;   // images per part
+  CachePlace place;
+  std::string key;              // see ArrayCache
+  std::string title;            // of the progress bar
+  int64_t together = 512;       // images per part
+  std::string kind = "images";  // see ArrayCache
+  bool with_captions = false;   // what is computed of an image depends on its caption
 };
-/// Results of `encode` for the images of each bucket, cached on disk; cached results are not computed again. Images
-/// that cannot be used are skipped and counted, with a warning. Throws io if no image remains.
+/// What is computed of captions alone, each once.
+struct CachedCaptions {
+  std::string key;  // see ArrayCache
+  std::function<HostArrays(const std::vector<std::string>&)> encode;
+  const std::string* caption = nullptr;  // replaces every image's, unless null
+  int64_t together = 128;                // captions per part
+};
+
+/// The cached samples of one bucket: the arrays of each image, and those of its caption. Thread safe for reading.
+class CachedSamples {
+ public:
+  CachedSamples(std::shared_ptr<const ArrayCache> images, std::shared_ptr<const ArrayCache> captions)
+      : images_(std::move(images)), captions_(std::move(captions)) {}
+  void add(int64_t record, ArrayCache::Place image, ArrayCache::Place caption) {
+    samples_.push_back({record, image, caption});
+  }
+  int64_t size() const { return std::ssize(samples_); }
+  /// The number of a sample's record.
+  int64_t record(int64_t sample) const { return samples_.at(static_cast<size_t>(sample)).record; }
+  /// The arrays of a sample, without axis 0. Borrowed from memory maps.
+  HostArrays read(int64_t sample) const;
+  /// Calls `take` with the array `name` of each image, with an axis 0 of 1.
+  void each(const std::string& name, const std::function<void(const HostArray&)>& take) const;
+
+ private:
+  struct Sample {
+    int64_t record;
+    ArrayCache::Place image, caption;
+  };
+  std::shared_ptr<const ArrayCache> images_, captions_;  // captions_: null: none are cached
+  std::vector<Sample> samples_;
+};
+
+/// Results of `encode` for the images of each bucket, and of `captions`, cached on disk by what they are computed from:
+/// an image with its mask and options, a caption. What is cached is not computed again, wherever it comes from. Images
+/// that cannot be used are skipped and counted, with a warning. `images` has keys. Throws io if no image remains.
 struct CachedImages {
   std::vector<ImageSize> sizes;  // of the buckets that have images
-  std::vector<std::shared_ptr<const ArrayCache>> buckets;
+  std::vector<std::shared_ptr<const CachedSamples>> buckets;
   int64_t skipped = 0;
 
   int64_t size() const;
 };
 CachedImages cache_images(const ImagesInBuckets& images, const ImageConfig& config, const CacheConfig& cache,
-                          const EncodeImages& encode);
+                          const EncodeImages& encode, const CachedCaptions* captions = nullptr);
 /// The samples of one bucket. With random_flip a sample is mirrored according to its random bits, as in image_batches.
-std::shared_ptr<const Examples> cached_examples(std::shared_ptr<const ArrayCache> cache, const ImageConfig& config);
+std::shared_ptr<const Examples> cached_examples(std::shared_ptr<const CachedSamples> samples,
+                                                const ImageConfig& config);
 
 /// The reference images of each of `images` images. `places`: LoadedImages::references.
 std::vector<std::vector<HostArray>> references_of(const std::vector<HostArray>& places, int64_t images);
 
 /// What is cached of captions: embeddings, or token ids if text encoders are trained.
 enum class CachedText { embeddings, tokens, none };
-/// The number of each sample's record, s32 [], in a data set of several folders.
-inline constexpr const char* kRecordField = "record";
 /// Caches moments (unscaled) and `text` of every image, its mask and sizes if configured, and conditioning from first
-/// and last frames (ImageConditioning::fields). `cache_dir`: may be in a bucket. `caption`: replaces every image's
-/// caption, unless null.
-CachedImages encode_dataset(ModelComponents& models, const std::string& cache_dir,
+/// and last frames (ImageConditioning::fields). `caption`: replaces every image's caption, unless null.
+CachedImages encode_dataset(ModelComponents& models, const CachePlace& cache,
                             const std::shared_ptr<const RecordSource>& source, const ImageConfig& config,
                             CachedText text = CachedText::embeddings, const std::string* caption = nullptr);
 /// Caches prepared pixels only, for training an autoencoder.
-CachedImages cache_pixels(const std::string& cache_dir, const std::shared_ptr<const RecordSource>& source,
+CachedImages cache_pixels(const CachePlace& cache, const std::shared_ptr<const RecordSource>& source,
                           const ImageConfig& config);
 
 }  // namespace md

@@ -17,7 +17,9 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/data/records/file_hashes.h"
 #include "maxdiffusion/data/records/open_source.h"
+#include "maxdiffusion/media/decode_image.h"
 #include "maxdiffusion/media/image.h"
 
 namespace md {
@@ -50,7 +52,9 @@ LoadedImages with_pixels(const HostArray& pixels) {
 CachedImages cached(const std::string& folder, const std::shared_ptr<const RecordSource>& source, int64_t together,
                     const std::function<HostArrays(const LoadedImages&)>& encode,
                     const ImageConfig& config = {.resolution = 8}, const std::string& key = "key") {
-  return cache_images(sort_into_aspect_buckets(source, config, true), config, {folder, key, "arrays", together},
+  FileHashes hashes("");
+  return cache_images(sort_into_aspect_buckets(source, config, true, &hashes), config,
+                      {{folder, ""}, key, "arrays", together},
                       [&](const LoadedImages& loaded, const Encoded&) { return encode(loaded); });
 }
 bool same(const HostArray& a, const HostArray& b) {
@@ -109,6 +113,142 @@ TEST(CacheImages, NamesSkipsAndCountsWhatDoesNotDecodeEveryTime) {
     EXPECT_NE(std::string(e.what()).find("none of 5 images can be decoded; the first: "), std::string::npos)
         << e.what();
   }
+}
+
+/// A folder of images with captions, and a cache of them: counts what is encoded, and compares what is cached with what
+/// the images and captions are.
+class ItemCache : public testing::Test {
+ protected:
+  void write(const std::string& name, int level, const std::string& caption) {
+    make_folders(t / "data");
+    HostArray rgb(Shape{DType::u8, {8, 8, 3}});
+    std::ranges::fill(rgb.mutable_view<uint8_t>(), static_cast<uint8_t>(level));
+    write_png(t / ("data/" + name + ".png"), rgb);
+    write_file_atomic(t / ("data/" + name + ".txt"), caption);
+  }
+  struct Encoded {
+    int64_t images = 0, captions = 0;
+    bool operator==(const Encoded&) const = default;
+  };
+  /// Opens the cache and returns what was encoded for it.
+  Encoded open(const ImageConfig& config = {.resolution = 8}, const std::string& folder = "data",
+               const std::string& run = "") {
+    Encoded out;
+    FileHashes hashes(t / "hashes.txt");
+    const auto source = open_source({.train_data_dir = t / folder});
+    const CachedCaptions captions{.key = "encoder", .encode = [&](const std::vector<std::string>& texts) {
+                                    out.captions += std::ssize(texts);
+                                    HostArray lengths(Shape{DType::s32, {std::ssize(texts), 2}});
+                                    auto v = lengths.mutable_view<int32_t>();
+                                    for (size_t i = 0; i < texts.size(); ++i)
+                                      v[2 * i] = static_cast<int32_t>(texts[i].size()), v[2 * i + 1] = texts[i][0];
+                                    return HostArrays{{"text", lengths}};
+                                  }};
+    const CachedImages all = cache_images(
+        sort_into_aspect_buckets(source, config, true, &hashes), config, {{t / "cache", run}, "vae", "arrays", 4},
+        [&](const LoadedImages& loaded, const auto&) {
+          out.images += std::ssize(loaded.names);
+          return made(loaded);
+        },
+        &captions);
+    hashes.save();
+    files_read = hashes.computed();
+    EXPECT_EQ(all.size(), source->size());
+    for (int64_t i = 0; i < all.size(); ++i) {
+      const Record r = source->read(all.buckets[0]->record(i));
+      const HostArrays found = all.buckets[0]->read(i);
+      const HostArray rgb = decode_image_bytes(r.image.bytes.data(), r.image.bytes.size(), r.name);
+      EXPECT_EQ(found.at("moments").view<float>()[0], rgb.view<uint8_t>()[0]) << r.name;
+      EXPECT_EQ(found.at("text").view<int32_t>()[0], static_cast<int32_t>(r.caption.size())) << r.name;
+      EXPECT_EQ(found.at("text").view<int32_t>()[1], r.caption[0]) << r.name;
+    }
+    return out;
+  }
+  TemporaryFolder t;
+  int64_t files_read = 0;
+};
+
+// S0-93
+TEST_F(ItemCache, EncodesOnlyWhatChanged) {
+  for (int i = 0; i < 6; ++i) write(std::to_string(i), 10 * i, std::string(static_cast<size_t>(i) + 1, 'a'));
+  EXPECT_EQ(open(), (Encoded{6, 6}));
+  EXPECT_EQ(files_read, 6);
+  EXPECT_EQ(open(), Encoded());
+  EXPECT_EQ(files_read, 0);
+  write("6", 60, "new");  // added
+  EXPECT_EQ(open(), (Encoded{1, 1}));
+  EXPECT_EQ(files_read, 1);
+  for (const char* file : {"data/2.png", "data/2.txt"}) fs::remove(t / file);
+  EXPECT_EQ(open(), Encoded());
+  // A caption of the same size, in a file of the same time.
+  const auto time = fs::last_write_time(t / "data/3.txt");
+  write_file_atomic(t / "data/3.txt", "bbbb");
+  fs::last_write_time(t / "data/3.txt", time);
+  EXPECT_EQ(open(), (Encoded{0, 1}));
+  EXPECT_EQ(files_read, 0);
+  write_file_atomic(t / "data/3.txt", "aaaa");  // as before
+  EXPECT_EQ(open(), Encoded());
+  write("4", 77, "aaaaa");  // another image
+  EXPECT_EQ(open(), (Encoded{1, 0}));
+  write("2", 20, "aaa");  // the one that was removed
+  EXPECT_EQ(open(), Encoded());
+  fs::rename(t / "data/0.png", t / "data/9.png");
+  fs::rename(t / "data/0.txt", t / "data/9.txt");
+  EXPECT_EQ(open(), Encoded());
+  fs::copy(t / "data", t / "copy");
+  EXPECT_EQ(open({.resolution = 8}, "copy"), Encoded());
+  write("8", 60, "new");  // equal to another one
+  EXPECT_EQ(open(), Encoded());
+  EXPECT_EQ(open({.resolution = 8, .random_flip = true}), (Encoded{7, 0}));
+  EXPECT_EQ(open({.resolution = 8, .center_crop = true}), (Encoded{7, 0}));
+  EXPECT_EQ(open(), Encoded());
+}
+
+TEST_F(ItemCache, ReadsFilesWhoseHashesAreDamaged) {
+  write("0", 10, "a");
+  write("1", 20, "bb");
+  open();
+  std::string hashes = read_file(t / "hashes.txt");
+  hashes[hashes.find('\n') + 1] ^= 1;
+  write_file_atomic(t / "hashes.txt", hashes);
+  EXPECT_EQ(open(), Encoded());
+  EXPECT_EQ(files_read, 2);
+}
+
+TEST_F(ItemCache, WhatNoRunUsesIsCountedAndRemoved) {
+  for (int i = 0; i < 6; ++i) write(std::to_string(i), 10 * i, std::string(static_cast<size_t>(i) + 1, 'a'));
+  const std::string mine = t / "runs/mine", other = t / "runs/other";
+  make_folders(mine);
+  make_folders(other);
+  fs::copy(t / "data", t / "small");
+  for (const int i : {2, 3, 4, 5})
+    for (const char* ending : {".png", ".txt"}) fs::remove(t / fmt::format("small/{}{}", i, ending));
+  const auto report = [&] {
+    testing::internal::CaptureStderr();
+    report_unused_items({t / "cache", mine});
+    return testing::internal::GetCapturedStderr();
+  };
+  open({.resolution = 8}, "data", mine);
+  open({.resolution = 8}, "small", other);
+  EXPECT_EQ(report(), "");
+  fs::remove(t / "data/0.png");  // of another run, too
+  fs::remove(t / "data/3.png");
+  write_file_atomic(t / "data/4.txt", "bbbbbb");
+  forget_used_items({t / "cache", mine});
+  open({.resolution = 8}, "data", mine);
+  // Unused: the image 3, its caption, and the old one of 4.
+  EXPECT_NE(report().find(": 3 of 13 cached items are not used by this dataset or another run ("), std::string::npos)
+      << report();
+  EXPECT_EQ(prune_cache(t / "cache").unused, 3);
+  EXPECT_EQ(report(), "");
+  EXPECT_EQ(open({.resolution = 8}, "data", mine), Encoded());
+  EXPECT_EQ(open({.resolution = 8}, "small", other), Encoded());
+  fs::remove_all(other);  // its two images are used no more than image 1 of the other, and its caption
+  EXPECT_EQ(prune_cache(t / "cache").unused, 2);
+  EXPECT_EQ(open({.resolution = 8}, "data", mine), Encoded());
+  EXPECT_EQ(open({.resolution = 8}, "small", ""), (Encoded{1, 1}));
+  EXPECT_THROW(prune_cache(t / "data"), Error);
+  EXPECT_TRUE(exists(t / "data/1.png"));
 }
 
 // S4-58

@@ -8,13 +8,11 @@ namespace {
 
 class FolderSamples final : public Examples {
  public:
-  FolderSamples(const std::shared_ptr<const ArrayCache>& cache, std::shared_ptr<const DataFolders> folders,
+  FolderSamples(const std::shared_ptr<const CachedSamples>& cache, std::shared_ptr<const DataFolders> folders,
                 const ImageConfig& images, FolderText text)
       : folders_(std::move(folders)), images_(images), text_(std::move(text)) {
     for (const ImageConfig& config : images_.folders) cached_.push_back(cached_examples(cache, config));
-    cache->each_part(kRecordField, [&](const HostArray& numbers) {
-      for (int32_t n : numbers.view<int32_t>()) records_.push_back(n);
-    });
+    for (int64_t i = 0; i < cache->size(); ++i) records_.push_back(cache->record(i));
     for (size_t i = 0; i < records_.size(); ++i)
       samples_.insert(samples_.end(), static_cast<size_t>(folders_->repeats(records_[i])), static_cast<int64_t>(i));
   }
@@ -23,7 +21,6 @@ class FolderSamples final : public Examples {
     const int64_t sample = samples_[static_cast<size_t>(which.index)];
     const int64_t record = records_[static_cast<size_t>(sample)], folder = folders_->folder(record);
     HostArrays out = cached_[static_cast<size_t>(folder)]->read({sample, which.bits});
-    out.erase(kRecordField);
     const ImageConfig& config = images_.of_folder(folder);
     if (text_.fields) {
       const Record caption{.name = folders_->folders()[static_cast<size_t>(folder)].where,
@@ -55,7 +52,7 @@ ImagesInBuckets repeated(ImagesInBuckets images, const DataFolders& folders) {
   return images;
 }
 
-std::shared_ptr<const Examples> folder_samples(const std::shared_ptr<const ArrayCache>& cache,
+std::shared_ptr<const Examples> folder_samples(const std::shared_ptr<const CachedSamples>& cache,
                                                std::shared_ptr<const DataFolders> folders, const ImageConfig& images,
                                                FolderText text) {
   return std::make_shared<FolderSamples>(cache, std::move(folders), images, std::move(text));

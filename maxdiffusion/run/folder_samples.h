@@ -23,7 +23,7 @@ struct FolderText {
   HostArrays empty;
 };
 /// The samples of one bucket of `cache`, repeated.
-std::shared_ptr<const Examples> folder_samples(const std::shared_ptr<const ArrayCache>& cache,
+std::shared_ptr<const Examples> folder_samples(const std::shared_ptr<const CachedSamples>& cache,
                                                std::shared_ptr<const DataFolders> folders, const ImageConfig& images,
                                                FolderText text);
 

@@ -11,6 +11,7 @@
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/temporary_folder.h"
+#include "maxdiffusion/data/records/file_hashes.h"
 #include "maxdiffusion/media/image.h"
 
 namespace md {
@@ -74,14 +75,14 @@ std::unique_ptr<Dataset> batches(const Folders& f, const std::string& cache, int
   const bool vary = source->captions_vary();
   const auto encode = [&](const LoadedImages& loaded, const Encoded&) {
     HostArrays out = {{"pixels", loaded.pixels}, {"mirrored.pixels", mirrored(loaded.pixels)}, {"mask", loaded.mask}};
-    HostArray numbers(Shape{DType::s32, {std::ssize(loaded.numbers)}});
-    std::ranges::copy(loaded.numbers, numbers.mutable_view<int32_t>().begin());
-    out[kRecordField] = numbers;
-    if (!vary) out["text"] = codes(loaded.captions);
     return out;
   };
-  const CachedImages all =
-      cache_images(sort_into_aspect_buckets(source, f.images), f.images, {cache, "key", "arrays", 2}, encode);
+  FileHashes hashes("");
+  const CachedCaptions captions{.key = "key", .encode = [](const std::vector<std::string>& texts) {
+                                  return HostArrays{{"text", codes(texts)}};
+                                }};
+  const CachedImages all = cache_images(sort_into_aspect_buckets(source, f.images, false, &hashes), f.images,
+                                        {{cache, ""}, "key", "arrays", 2}, encode, vary ? nullptr : &captions);
   FolderText text{.fields = nullptr, .empty = {{"text", codes({""})}}};
   if (vary) text.fields = [](const std::string& caption) { return HostArrays{{"text", codes({caption})}}; };
   std::vector<std::shared_ptr<const Examples>> samples;

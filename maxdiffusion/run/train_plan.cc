@@ -440,7 +440,7 @@ std::string describe(const TrainPlan& plan) {
                     : from.dataset_config + from.hf_train_files + from.grain_train_files + from.train_data_dir +
                           from.hf_data_dir + from.dataset_name);
   if (plan.data.dreambooth) add("class_images", plan.data.dreambooth->class_data_dir);
-  if (plan.data.dreambooth || plan.data.mode == DataMode::cached_latents) add("cache", plan.data.cache_dir);
+  if (plan.data.dreambooth || plan.data.mode == DataMode::cached_latents) add("cache", plan.data.cache.folder);
   add("size",
       fmt::format("{}x{}{}", size.height, size.width, size.frames > 1 ? fmt::format(", {} frames", size.frames) : ""));
   if (plan.data.images.several_sizes()) add("buckets", "as the sizes in the data need");

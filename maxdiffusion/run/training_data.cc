@@ -103,7 +103,7 @@ void open_dreambooth(ModelComponents& models, const TrainPlan& plan, TrainingDat
   data.dataset = combined(subject->identity(), of_class->identity());
   auto load = [&](const std::shared_ptr<const RecordSource>& source, const std::string& caption) {
     return cached_examples(
-        encode_dataset(models, plan.data.cache_dir, source, plan.data.images, text_of(data.task), &caption).buckets[0],
+        encode_dataset(models, plan.data.cache, source, plan.data.images, text_of(data.task), &caption).buckets[0],
         plan.data.images);
   };
   const auto instances = load(subject, d.instance_prompt), classes = load(of_class, d.class_prompt);
@@ -192,7 +192,7 @@ void open_encoded_images(ModelComponents& models, const TrainPlan& plan, Trainin
   data.dataset = source->identity();
   const auto folders = std::dynamic_pointer_cast<const DataFolders>(source);
   if (plan.autoencoder) {
-    const auto pixels = cache_pixels(plan.data.cache_dir, source, images).buckets[0];
+    const auto pixels = cache_pixels(plan.data.cache, source, images).buckets[0];
     check_batch_size(plan,
                      (folders ? folder_samples(pixels, folders, images, {}) : cached_examples(pixels, {}))->size());
     train_autoencoder(models, plan, cached_examples(pixels, {}));
@@ -209,10 +209,10 @@ void open_encoded_images(ModelComponents& models, const TrainPlan& plan, Trainin
     data.task.text = tokens_input();
   }
   const CachedImages encoded =
-      encode_dataset(models, plan.data.cache_dir, source, images, vary ? CachedText::none : text_of(data.task));
+      encode_dataset(models, plan.data.cache, source, images, vary ? CachedText::none : text_of(data.task));
   log_info("{} {}, {} skipped", encoded.size(), images.clip ? "clips" : "images", encoded.skipped);
   if (plan.autoencoder) {
-    models.fit_autoencoder([&](const auto& take) { encoded.buckets[0]->each_part("moments", take); });
+    models.fit_autoencoder([&](const auto& take) { encoded.buckets[0]->each("moments", take); });
     data.task.family = models.family();
   }
   const bool drops = std::ranges::any_of(images.folders, [](const auto& f) { return f.captions.dropout > 0; });
@@ -269,10 +269,9 @@ HeldOut held_out_samples(ModelComponents& models, const TrainPlan& plan) {
   DataSourceConfig where = eval.source;
   const std::string timesteps_field = "timesteps";
   if (where.array_columns.empty()) {
-    const auto samples =
-        cached_examples(encode_dataset(models, plan.data.cache_dir, open_source(where), eval.images, text_of(plan.task))
-                            .buckets.front(),
-                        eval.images);
+    const auto samples = cached_examples(
+        encode_dataset(models, plan.data.cache, open_source(where), eval.images, text_of(plan.task)).buckets.front(),
+        eval.images);
     HeldOut held_out;
     held_out.count = samples->size();
     held_out.read = [samples, family](int64_t i) {

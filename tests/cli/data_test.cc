@@ -387,6 +387,54 @@ TEST_F(DataRuns, ContinueWithTheDataThatIsThereAndSayWhatChanged) {
   }
 }
 
+TEST_F(DataRuns, EncodeOnlyWhatChangedAndRemoveWhatIsNotUsed) {
+  const std::string folder = t / "pictures", tar = t / "set.tar", unused = " cached items are not used by this dataset";
+  fs::copy(folder, t / "whole");
+  for (const std::string& where : {folder, tar}) {
+    SCOPED_TRACE(where);
+    fs::remove_all(folder);
+    fs::copy(t / "whole", folder);
+    const std::string name = where == tar ? "of_tar" : "of_folder";
+    const auto train = [&] {
+      if (where == tar) {
+        EXPECT_EQ(shell("cd " + folder + " && tar --mtime=2020-01-01 -cf " + tar + " $(ls)").status, 0);
+        fs::last_write_time(tar, fs::file_time_type());
+      }
+      const Outcome o = run("train", name, {"train_data_dir=" + where, "max_train_steps=1"});
+      EXPECT_EQ(o.status, 0) << o.err;
+      return o.err;
+    };
+    std::string log = train();
+    EXPECT_TRUE(contains(log, ": 0 of 5 images and 0 of 5 captions are cached already")) << log;
+    EXPECT_FALSE(contains(log, unused)) << log;
+    log = train();
+    EXPECT_FALSE(contains(log, "caching ")) << log;
+    // A caption of the same size, in a file of the same time.
+    const auto time = fs::last_write_time(folder + "/3.txt");
+    write_file_atomic(folder + "/3.txt", "heard 3");
+    fs::last_write_time(folder + "/3.txt", time);
+    log = train();
+    EXPECT_TRUE(contains(log, ": 5 of 5 images and 4 of 5 captions are cached already")) << log;
+    fs::copy_file(folder + "/0.png", folder + "/5.png");  // an image that is there already, with a new caption
+    write_file_atomic(folder + "/5.txt", "apple");
+    log = train();
+    EXPECT_TRUE(contains(log, ": 6 of 6 images and 5 of 6 captions are cached already")) << log;
+    for (const char* file : {"/4.png", "/4.txt"}) fs::remove(folder + file);
+    log = train();
+    EXPECT_FALSE(contains(log, "caching ")) << log;
+    // The image 4, its caption, and the one that 3 had.
+    EXPECT_TRUE(contains(log, ": 3 of 12" + unused)) << log;
+    const Outcome pruned = maxdiffusion({"prune_cache", t / name});
+    EXPECT_EQ(pruned.status, 0) << pruned.err;
+    EXPECT_TRUE(contains(pruned.err, ": 3 of 12 cached items removed, ")) << pruned.err;
+    log = train();
+    EXPECT_FALSE(contains(log, "caching ")) << log;
+    EXPECT_FALSE(contains(log, unused)) << log;
+  }
+  EXPECT_EQ(maxdiffusion({"prune_cache", folder}).status, 4);
+  EXPECT_EQ(maxdiffusion({"prune_cache"}).status, 2);
+}
+
 TEST_F(DataRuns, KilledWhileWritingTfrecordsLeavesNothingToRead) {
   for (int i = kImages; i < 400; ++i)
     fs::copy_file(t / "pictures/0.png", t / ("pictures/" + std::to_string(i) + ".png"));

@@ -133,7 +133,7 @@ TEST(TrainPlan, OfTheQuickstartsSaysHowTheirDataIsMade) {
   ASSERT_TRUE(images.data.source.emoji && video.data.source.emoji);
   EXPECT_EQ(images.data.source.config.dataset_name, "/data/noto-emoji-48");
   EXPECT_EQ(video.data.source.config.dataset_name, "/data/moving-emoji-32-9-8");
-  EXPECT_EQ(images.data.cache_dir, "/data/cache");
+  EXPECT_EQ(images.data.cache.folder, "/data/cache");
   EXPECT_EQ(video.data.images.clip->frames, 9);
   EXPECT_EQ(images.autoencoder->steps, 1300);
   EXPECT_EQ(images.autoencoder->task.batch_size, 64);

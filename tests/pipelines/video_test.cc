@@ -428,8 +428,7 @@ TEST_F(VideoTraining, TrainsInTheStepAndFromTfrecordsAsFromTheCache) {
   const TrainingRequest r = training_request(c);
   ModelComponents models(r.components);
   const DataPlan data = plan_data(r.data, DataMode::cached_latents, r.run, *models.family());
-  const CachedImages cache =
-      encode_dataset(models, data.cache_dir, open_source(prepare_source(data.source)), data.images);
+  const CachedImages cache = encode_dataset(models, data.cache, open_source(prepare_source(data.source)), data.images);
   ASSERT_EQ(cache.size(), 8);
   RecordStream records(open_source({.dataset_type = "tfrecord",
                                     .train_data_dir = t / "records",
@@ -572,7 +571,7 @@ TEST_F(ImageTraining, TakesTheFramesOfAClipAsGenerateTakesImages) {
     const DataPlan data = plan_data(r.data, DataMode::cached_latents, r.run, *models.family());
     const ImageConfig& config = data.images;
     const auto source = open_source(prepare_source(data.source));
-    const CachedImages cached = encode_dataset(models, data.cache_dir, source, config);
+    const CachedImages cached = encode_dataset(models, data.cache, source, config);
     ASSERT_EQ(cached.size(), 3);
     const HostArray pixels = load_images(source, config).pixels, turned = mirrored(pixels);
     ImageConditioner generate(models.devices(), models.family(), models.weights_of(), models.media_autoencoder(),

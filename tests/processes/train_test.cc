@@ -447,7 +447,7 @@ TEST_F(ProcessesTrainWithABucketAlone, EndsAfterAKillAsARunWithASharedFolder) {
   int64_t parts = 0;
   for (const std::string& key : server.keys("runs"))
     parts += key.starts_with("cpu_in_bucket/cache/") && key.ends_with(".safetensors");
-  EXPECT_EQ(parts, 1);
+  EXPECT_EQ(parts, 2);  // of the images and of their captions
   const JobResult whole =
       run_job(2, command("cpu_shared_folder", shared().run("first") + "/checkpoints/4", shared().images));
   ASSERT_EQ(whole.status, 0) << whole.output;

@@ -7,9 +7,11 @@
 #include <set>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/data/images/image_rows.h"
+#include "maxdiffusion/data/records/file_hashes.h"
 
 namespace md {
 namespace {
@@ -215,39 +217,62 @@ std::unique_ptr<Dataset> image_batches(std::shared_ptr<const RecordSource> sourc
 }
 
 ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config,
-                                         bool unread) {
+                                         bool unread, FileHashes* hashes) {
   check_image_config(config);
   constexpr size_t kTogether = 1024;
-  std::map<ImageSize, std::vector<int64_t>, SizeOrder> buckets;
+  struct Bucket {
+    std::vector<int64_t> records;
+    std::vector<ImagesInBuckets::Key> keys;
+  };
+  std::map<ImageSize, Bucket, SizeOrder> buckets;
   std::vector<Placed::Place> places;
   std::vector<PendingRecord> pending;
   int64_t number = 0;
   std::vector<std::string> skipped;
   ReadingProgress progress(source->size());
+  const bool one_size =
+      !config.several_sizes() || (unread && config.folders.empty() && config.buckets->sizes().size() == 1);
+  const ImageSize only = !one_size        ? ImageSize()
+                         : config.buckets ? config.buckets->sizes()[0]
+                                          : resize_and_crop({1, 1}, config).size;
+  /// Of a record by number only what `hashes` does not know is read.
+  const auto key_of = [&](const RecordContent& content) {
+    check(content.fault.empty(), Code::io, "{}", content.fault);
+    const CaptionRules& rules = config.of_folder(content.folder).captions;
+    return ImagesInBuckets::Key{content.media, content_hash(applied(rules, content.caption, 0, content.name)),
+                                content.folder};
+  };
   const auto sort = [&] {
-    if (!config.several_sizes() || (unread && config.folders.empty() && config.buckets->sizes().size() == 1)) {
-      std::vector<int64_t>& all =
-          buckets[config.buckets ? config.buckets->sizes()[0] : resize_and_crop({1, 1}, config).size];
-      for (; !pending.empty(); pending.pop_back()) all.push_back(number++);
-      return;
-    }
-    std::vector<ImageSize> sizes(pending.size());
+    std::vector<ImageSize> sizes(pending.size(), only);
+    std::vector<ImagesInBuckets::Key> keys(hashes ? pending.size() : 0);
     std::vector<std::string> reasons(pending.size());
-    parallel_for(static_cast<int64_t>(pending.size()), [&](int64_t i, int) {
+    const auto sort_one = [&](int64_t i) {
       const auto k = static_cast<size_t>(i);
-      const Record r = pending[k]();
+      const bool by_number = source->shards() == 0;
+      const Record r = one_size && by_number ? Record() : pending[k]();
+      const RecordContent content = !hashes     ? RecordContent()
+                                    : by_number ? source->content(number + i, *hashes)
+                                                : content_of(r);
       try {
+        if (hashes) keys[k] = key_of(content);
+        if (one_size) return;
         const ImageConfig& mine = config.of_folder(r.folder);
         sizes[k] = resize_and_crop_of_record(r, decode_record(r, mine, true).size, mine, {}).size;
       } catch (const Error& e) {
         if (e.code() != Code::io) throw;
         reasons[k] = e.message();
       }
-      progress.step();
-    });
+    };
+    if (!one_size || hashes)
+      parallel_for(std::ssize(pending), [&](int64_t i, int) {
+        sort_one(i);
+        progress.step();
+      });
     for (size_t k = 0; k < pending.size(); ++k, ++number) {
       if (reasons[k].empty()) {
-        buckets[sizes[k]].push_back(number);
+        Bucket& bucket = buckets[sizes[k]];
+        bucket.records.push_back(number);
+        if (hashes) bucket.keys.push_back(std::move(keys[k]));
       } else {
         log_warning("skipped {}", reasons[k]);
         skipped.push_back(reasons[k]);
@@ -276,9 +301,10 @@ ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> sou
   if (!skipped.empty()) log_warning("{}: {} of {} images were skipped", source->name(), skipped.size(), number);
   ImagesInBuckets out{.source = source, .sizes = {}, .records = {}, .skipped = std::ssize(skipped)};
   if (source->shards() > 0) out.source = std::make_shared<Placed>(source, std::move(places));
-  for (auto& [size, records] : buckets) {
+  for (auto& [size, bucket] : buckets) {
     out.sizes.push_back(size);
-    out.records.push_back(std::move(records));
+    out.records.push_back(std::move(bucket.records));
+    if (hashes) out.keys.push_back(std::move(bucket.keys));
   }
   return out;
 }

@@ -35,12 +35,19 @@ struct ImagesInBuckets {
   std::vector<ImageSize> sizes;                // of the buckets that have images
   std::vector<std::vector<int64_t>> records;   // record numbers of each bucket
   int64_t skipped = 0;                         // number of skipped images
+  /// What each of them holds, if it was requested.
+  struct Key {
+    std::string media;    // RecordContent::media
+    std::string caption;  // hash of the caption after the folder's rules, without random changes
+    int64_t folder = -1;
+  };
+  std::vector<std::vector<Key>> keys = {};
 };
 /// Reads the headers of all images; for clips, the first frame and all timestamps, which reads the whole file. Without
-/// buckets nothing is read, nor with `unread` if there is only one: all records are in one bucket. Throws io if no
-/// image remains.
+/// buckets nothing is read, nor with `unread` if there is only one: all records are in one bucket. `hashes`: adds
+/// keys; records whose content cannot be read are skipped. Throws io if no image remains.
 ImagesInBuckets sort_into_aspect_buckets(std::shared_ptr<const RecordSource> source, const ImageConfig& config,
-                                         bool unread = false);
+                                         bool unread = false, FileHashes* hashes = nullptr);
 /// Batches of one bucket each, in AspectBucketOrder, with the same arrays. An image that does not decode is replaced by
 /// the bucket's next one; a bucket in which none decodes throws io.
 std::unique_ptr<Dataset> image_batches(ImagesInBuckets images, const ImageConfig& config, const BatchConfig& batches,

@@ -242,6 +242,12 @@ Record DataFolders::read(int64_t index) const {
   r.folder = item.folder;
   return r;
 }
+RecordContent DataFolders::content(int64_t index, FileHashes& hashes) const {
+  const Item& item = at(index);
+  RecordContent content = content_of(item.image, item.mask.location.empty() ? nullptr : &item.mask, hashes);
+  content.folder = item.folder;
+  return content;
+}
 const DataFolders::Item& DataFolders::at(int64_t index) const { return listed_->items[static_cast<size_t>(index)]; }
 int64_t DataFolders::repeats(int64_t index) const { return at(index).repeats; }
 const std::string& DataFolders::caption(int64_t index) const { return at(index).image.caption; }

@@ -61,6 +61,7 @@ class DataFolders : public RecordSource {
   bool masks() const override;
   /// Sets the folder's number, and the caption before any rule.
   Record read(int64_t index) const override;
+  RecordContent content(int64_t index, FileHashes& hashes) const override;
   /// Samples per epoch. Those of regularization images follow from the other images: in order, each first gets its
   /// folder's repeats, then one more each, again and again, until there are enough. Source: kohya's sd-scripts,
   /// DreamBoothDataset.

@@ -38,6 +38,7 @@ class AspectBuckets {
   /// The largest square; and for each width from min to max, in steps, the largest height within the area and the
   /// bounds, both upright and turned on its side. Ordered by width, height and frames. Empty with bucket_no_upscale.
   const std::vector<ImageSize>& sizes() const { return sizes_; }
+  const AspectBucketConfig& config() const { return config_; }
 
   struct Choice {
     ImageSize size;     // of the bucket

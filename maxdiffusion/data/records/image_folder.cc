@@ -14,6 +14,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/data/records/file_hashes.h"
 #include "maxdiffusion/data/records/kinds.h"
 #include "maxdiffusion/data/records/missing_captions.h"
 #include "maxdiffusion/storage/links.h"
@@ -447,6 +448,10 @@ class ImageFolder : public RecordSource {
     const auto i = static_cast<size_t>(index);
     return read_item(items_[i], masks_.empty() ? nullptr : &masks_[i]);
   }
+  RecordContent content(int64_t index, FileHashes& hashes) const override {
+    const auto i = static_cast<size_t>(index);
+    return content_of(items_[i], masks_.empty() ? nullptr : &masks_[i], hashes);
+  }
 
  private:
   static std::string fingerprint_of(const Listing& found) {
@@ -486,6 +491,20 @@ Record read_item(const ImageItem& item, const FoundFile* mask) {
     r.fault = e.message();
   }
   return r;
+}
+
+RecordContent content_of(const ImageItem& item, const FoundFile* mask, FileHashes& hashes) {
+  RecordContent out{.name = shown(item.file), .caption = item.caption};
+  try {
+    std::vector<std::string> images, references;
+    if (item.frames.empty()) images.push_back(hashes.of({item.file, item.size, item.modified}));
+    for (const FoundFile& frame : item.frames) images.push_back(hashes.of(frame));
+    for (const FoundFile& reference : item.references) references.push_back(hashes.of(reference));
+    out.media = media_hash(images, references, mask ? hashes.of(*mask) : "", item.box);
+  } catch (const Error& e) {
+    out.fault = e.message();
+  }
+  return out;
 }
 
 SourcePtr image_folder_source(const std::string& folder, const DataSourceConfig& config) {

@@ -50,6 +50,8 @@ std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageF
 
 /// Reads the item's record. If a file cannot be read, the record's `fault` says so.
 Record read_item(const ImageItem& item, const FoundFile* mask = nullptr);
+/// The item's content, of which only files that `hashes` does not know are read.
+RecordContent content_of(const ImageItem& item, const FoundFile* mask, FileHashes& hashes);
 /// The masks or reference images (`kind`: "mask", for messages) of the images, one each, with the same path below this
 /// folder, which `key` names, and any extension. Throws io if one is missing.
 std::vector<FoundFile> list_partners(const std::string& folder, const std::vector<ImageItem>& items,

@@ -63,6 +63,11 @@ class Counted : public RecordSource {
     counter_->add(static_cast<uint64_t>(index), r, size());
     return r;
   }
+  RecordContent content(int64_t index, FileHashes& hashes) const override {
+    RecordContent content = source_->content(index, hashes);
+    counter_->add(static_cast<uint64_t>(index), {.name = content.name, .caption = content.caption}, size());
+    return content;
+  }
   std::unique_ptr<ShardReader> open(int64_t shard, int64_t offset) const override {
     struct Reader : ShardReader {
       std::unique_ptr<ShardReader> reader;

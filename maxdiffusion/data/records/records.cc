@@ -16,6 +16,7 @@ class FirstByNumber : public RecordSource {
         source_(std::move(source)),
         n_(n) {}
   int64_t size() const override { return n_; }
+  RecordContent content(int64_t index, FileHashes& hashes) const override { return source_->content(index, hashes); }
   Record read(int64_t index) const override { return source_->read(index); }
 
  private:

@@ -41,6 +41,16 @@ struct Record {
   HostArrays arrays;    // precomputed arrays, instead of an image
 };
 
+/// What a record holds, without its bytes.
+struct RecordContent {
+  std::string name;     // Record::name
+  std::string media;    // hash of its image or clip, its mask, its reference images and its box
+  std::string caption;  // Record::caption
+  int64_t folder = -1;  // Record::folder
+  std::string fault;    // why it cannot be read
+};
+class FileHashes;
+
 /// A record found but not yet read or parsed: called once, on any thread. Throws io.
 using PendingRecord = std::function<Record()>;
 
@@ -78,6 +88,9 @@ class RecordSource {
   /// Whether records without a caption were counted when the source was opened, or none can lack one.
   virtual bool captions_are_counted() const { return false; }
   virtual Record read(int64_t index) const;
+  /// What a record holds. Of records that are files, only files that `hashes` does not know are read; of others the
+  /// record is.
+  virtual RecordContent content(int64_t index, FileHashes& hashes) const;
   /// Locates records by number. They must be read before the source is destroyed.
   virtual std::vector<PendingRecord> find(const std::vector<int64_t>& numbers) const;
   virtual std::unique_ptr<ShardReader> open(int64_t shard, int64_t offset) const;

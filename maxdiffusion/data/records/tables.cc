@@ -7,6 +7,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/data/records/arrow_library.h"
+#include "maxdiffusion/data/records/file_hashes.h"
 #include "maxdiffusion/data/records/kinds.h"
 
 namespace md {
@@ -55,6 +56,14 @@ class Tables : public RecordSource, public std::enable_shared_from_this<Tables> 
       group = open_groups_[k];
     }
     return record(groups_[k], *group, index - it->first);
+  }
+  /// The record's parts are mapped: of a table that `hashes` knows only the caption's bytes are read.
+  RecordContent content(int64_t index, FileHashes& hashes) const override {
+    const Record r = read(index);
+    RecordContent content{.name = r.name, .media = "", .caption = r.caption, .folder = -1, .fault = r.fault};
+    if (r.fault.empty())
+      content.media = hashes.of(fmt::format("{} {}", fingerprint(), index), [&] { return md::content_of(r).media; });
+    return content;
   }
   std::unique_ptr<ShardReader> open(int64_t shard, int64_t offset) const override {
     struct Reader : ShardReader {
