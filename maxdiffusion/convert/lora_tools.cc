@@ -160,7 +160,7 @@ void resize_lora(const std::string& from, const std::string& to, const ResizeKey
   check(k.rank || k.explained_variance < 1, Code::invalid_config,
         "rank is null; expected rank=N, or explained_variance below 1");
   check_new(to);
-  LoraContents file = read_lora_contents(from);
+  LoraContents file = read_lora_contents(lora_file(from));
   std::map<std::string, std::map<int64_t, int>> ranks;
   std::map<std::string, std::pair<double, double>> sums;  // of squares: kept, all
   std::mutex mutex;
@@ -197,13 +197,15 @@ void convert_lora(const std::string& model, const std::string& from, const std::
   check_new(to);
   const ModelFolder folder = open_folder(model, k.folder);
   const auto family = make_family(folder);
-  const LoraFile lora = read_lora(from, lora_targets(folder, *family));
+  const LoraFile lora =
+      read_lora(lora_file(from), lora_targets(folder, *family), "", missing_keys(k.lora_missing_keys));
   write_lora_layout(to, lora, folder, *family, k.layout,
                     {{"ss_sd_model_name", fs::path(model).filename().string()}, {"ss_training_comment", "converted"}});
   log_info("{}: {}", to, summary(lora));
 }
 
-void print_lora(const std::string& path) {
+void print_lora(const std::string& from) {
+  const std::string path = lora_file(from);
   const LoraContents file = read_lora_contents(path, true);
   struct Part {
     int pairs = 0;

@@ -29,12 +29,13 @@ struct ExtractKeys {
 
 /// Keys of `lora convert`, after the three paths.
 struct LoraLayoutKeys {
-  std::string layout;
+  std::string layout, lora_missing_keys = kMissingKeys[0];
   FolderKeys folder;
   template <class V>
   void visit(V&& v) {
     v("layout", layout, "layout of the keys; empty: the one that other programs for this model read",
       one_of_or_empty({"kohya", "comfyui", "diffusers"}));
+    LoraKeys::visit_missing_keys(v, lora_missing_keys);
     folder.visit(v);
   }
 };

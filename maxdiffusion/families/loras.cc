@@ -45,8 +45,10 @@ std::vector<ScaledLora> read_loras(const LoraKeys& keys, const ModelFolder& fold
   for (const LoraChoice& l : chosen) {
     check(!l.denoiser || *l.denoiser < denoisers.size(), Code::invalid_config,
           "lora_config: '{}' is for a second denoiser; this model has one", l.path);
-    ScaledLora& lora = loras.emplace_back(
-        ScaledLora{.file = read_lora(l.path, targets, l.denoiser ? denoisers[*l.denoiser] : ""), .scale = l.scale});
+    ScaledLora& lora =
+        loras.emplace_back(ScaledLora{.file = read_lora(l.path, targets, l.denoiser ? denoisers[*l.denoiser] : "",
+                                                        missing_keys(keys.lora_missing_keys)),
+                                      .scale = l.scale});
     lora.steps = l.steps;
     if (!l.block_weights.empty() || l.text_scale) {
       const std::vector<std::string> text_encoders = family.spec().text_components();

@@ -739,7 +739,8 @@ void check_fits(const LoraPair& pair, const Dims& dims, const std::string& name)
         to_string(pair.down.dims()), to_string(pair.up.dims()), to_string(down), to_string(up), to_string(dims));
 }
 
-LoraFile read_lora(const std::string& path, const LoraTargets& targets, const std::string& denoiser) {
+LoraFile read_lora(const std::string& path, const LoraTargets& targets, const std::string& denoiser,
+                   MissingKeys missing) {
   const SafetensorsReader file = SafetensorsReader::open(path);
   const LoraMetadata metadata = LoraMetadata::read(path, file.metadata());
   const std::string first = targets.denoisers().front(), meant = meant_denoiser(file, targets, denoiser);
@@ -822,12 +823,18 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
   if (!of_image_input.empty())
     log_warning("LoRA '{}': {} of {} keys are left out, as diffusers does: this model has no image input: {}", path,
                 of_image_input.size(), file.tensors().size(), listed(of_image_input));
-  if (!unread.empty()) {
+  const bool any_place = !found.empty() || !lora.differences.empty();
+  if (!unread.empty() && any_place && missing == MissingKeys::left_out) {
+    log_warning("LoRA '{}': {} of {} keys have no place in this model and are left out: {}", path, unread.size(),
+                file.tensors().size(), listed(unread));
+  } else if (!unread.empty()) {
     Error e(Code::io, fmt::format("LoRA '{}': {} of {} keys have no place in this model", path, unread.size(),
                                   file.tensors().size()));
     e.note("unread: " + listed(unread));
-    throw e.note(fmt::format("the model has: {}; is the file made for another model, or by a method other than LoRA?",
-                             fmt::join(targets.components(), ", ")));
+    e.note(fmt::format("the model has: {}; is the file made for another model, or by a method other than LoRA?",
+                       fmt::join(targets.components(), ", ")));
+    if (any_place) e.note("try: lora_missing_keys=warn, which uses the others");
+    throw e;
   }
   for (auto& [target, f] : found) {
     const std::string name = fmt::format("{} of {} in '{}'", target->path, target->component, path);

@@ -45,6 +45,9 @@ struct LoraFile {
 /// Numbers of matrices and differences by component, for the log.
 std::string summary(const LoraFile& lora);
 
+/// What happens to keys of a file for which the model has no place.
+enum class MissingKeys { refused, left_out };
+
 /// Reads a .safetensors file in any of these layouts, whose keys may be mixed:
 ///   diffusers   unet.….attn1.processor.to_q_lora.down.weight, unet.….lora.up.weight,
 ///               text_encoder.….lora_linear_layer.down.weight
@@ -63,10 +66,12 @@ std::string summary(const LoraFile& lora);
 /// each with its part of the rank. Arrays borrow the memory map. LyCORIS' and PEFT's names of dora, loha, lokr and ia3
 /// have the same beginnings; matrices of LoCon's with a core tensor become plain ones. With several denoisers, names
 /// without a component, or with the first one's, refer to `denoiser`; if it is empty, to `component` of the file's
-/// metadata, else to the first. Throws io listing all unknown keys and keys without a target, incomplete pairs, and
-/// both shapes of mismatches; invalid_config for OFT, for core tensors of LoHa and LoKr, and for PEFT options that
-/// change the formula.
-LoraFile read_lora(const std::string& path, const LoraTargets& targets, const std::string& denoiser = "");
+/// metadata, else to the first. Keys that are unknown or have no target are listed: by an error, or where they are left
+/// out by a warning. Throws io for them, for a file of which no key has a place, for incomplete pairs, and with both
+/// shapes of mismatches; invalid_config for OFT, for core tensors of LoHa and LoKr, and for PEFT options that change
+/// the formula.
+LoraFile read_lora(const std::string& path, const LoraTargets& targets, const std::string& denoiser = "",
+                   MissingKeys missing = MissingKeys::refused);
 
 /// A pair of matrices under the file's names, for tools without the model.
 struct NamedPair {

@@ -38,7 +38,7 @@ std::string file_in(const std::string& folder) {
   if (names.size() > 1)
     throw Error(Code::invalid_config, fmt::format("LoRA '{}' is a folder with {} .safetensors files: {}; expected one",
                                                   folder, names.size(), fmt::join(names, ", ")))
-        .note(fmt::format("try: lora_files={}/{}", folder, names[0]));
+        .note(fmt::format("try: the name of one of them, as {}/{}", folder, names[0]));
   return folder + "/" + (names.empty() ? kFileName : names[0]);
 }
 
@@ -87,10 +87,16 @@ std::vector<std::string> lists_of_files(const std::vector<std::string>& texts, s
 
 }  // namespace
 
+MissingKeys missing_keys(const std::string& value) {
+  return value == kMissingKeys[1] ? MissingKeys::left_out : MissingKeys::refused;
+}
+
+std::string lora_file(const std::string& path) { return file_of(path, ""); }
+
 std::string text_of_files(const LoraKeys& k) {
-  return fmt::format("{}\n{}\n{}\n{}\n{}", fmt::join(k.lora_files, "\n"), fmt::join(k.lora_scales, " "),
+  return fmt::format("{}\n{}\n{}\n{}\n{}\n{}", fmt::join(k.lora_files, "\n"), fmt::join(k.lora_scales, " "),
                      fmt::join(k.lora_text_scales, " "), fmt::join(k.lora_block_weights, ";"),
-                     fmt::join(k.lora_steps, ","));
+                     fmt::join(k.lora_steps, ","), k.lora_missing_keys);
 }
 
 std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
@@ -160,7 +166,7 @@ std::vector<LoraChoice> chosen_loras(const LoraKeys& given_keys) {
     const auto range = read_step_range(steps[i]);
     check(range.has_value(), Code::invalid_config,
           "lora_steps: '{}' is no range of steps; expected one, as in 5-10, 0.2-0.8, 10- or -10", steps[i]);
-    out.push_back({.path = file_of(files[i], ""),
+    out.push_back({.path = lora_file(files[i]),
                    .scale = keys.lora_scales.empty() ? 1 : keys.lora_scales[i],
                    .text_scale = keys.lora_text_scales.empty() ? std::nullopt : std::optional(keys.lora_text_scales[i]),
                    .block_weights = weights[i],

@@ -10,16 +10,20 @@
 #include "maxdiffusion/base/key_path.h"
 #include "maxdiffusion/base/key_values.h"
 #include "maxdiffusion/base/step_range.h"
+#include "maxdiffusion/lora/lora_file.h"
 #include "maxdiffusion/lora/lora_scope.h"
 
 namespace md {
+
+/// Values of lora_missing_keys, in the order of MissingKeys.
+inline constexpr const char* kMissingKeys[] = {"error", "warn"};
 
 struct LoraKeys {
   std::vector<std::string> lora_files, lora_target_modules;
   std::vector<double> lora_scales, lora_text_scales;
   std::vector<std::string> lora_block_weights, lora_steps;
   std::map<std::string, std::string> lora_config;
-  std::string lora_init;
+  std::string lora_init, lora_missing_keys = kMissingKeys[0];
   bool enable_lora = true, train_lora = false;
   std::string adapter = "lora";
   int64_t lora_rank = 4;
@@ -65,8 +69,9 @@ struct LoraKeys {
       "ends of the names of the layers that get matrices; a list, or one text with commas; empty: attention "
       "projections, and feed-forward layers for some families");
     v("lora_init", lora_init,
-      "LoRA file whose matrices training starts from; empty: random A, zero B. An alpha in the file must be lora_alpha",
-      KeyPath::input);
+      "LoRA file or folder whose matrices training starts from; empty: random A, zero B. An alpha in the file must be "
+      "lora_alpha",
+      KeyPath::input_or_word);
   }
   /// The keys of LoRA files that are merged into weights; commands that do not train have only these.
   template <class V>
@@ -85,6 +90,14 @@ struct LoraKeys {
       "LoRA files as lists: lora_model_name_or_path, weight_name (with two denoisers: high_noise_weight_name, "
       "low_noise_weight_name), adapter_name, rank, scale, from_pt");
     v("enable_lora", enable_lora, "false: lora_config is ignored");
+    visit_missing_keys(v, lora_missing_keys);
+  }
+  /// The key that says what happens to keys of a LoRA file that the model has no place for.
+  template <class V>
+  static void visit_missing_keys(V&& v, std::string& value) {
+    v("lora_missing_keys", value,
+      "keys of a LoRA file that the model has no place for: error, or warn, which leaves them out",
+      one_of({kMissingKeys[0], kMissingKeys[1]}));
   }
 };
 
@@ -96,11 +109,17 @@ struct LoraChoice {
   std::string block_weights = {};         // LoraBlocks::factors
   StepRange steps = {};
 };
+/// What a value of lora_missing_keys means.
+MissingKeys missing_keys(const std::string& value);
+/// The file that a path of a LoRA means: of a folder its pytorch_lora_weights.safetensors, else
+/// adapter_model.safetensors, else its only .safetensors file; a Hugging Face name means its cached folder. Throws
+/// invalid_config for a folder of several files and for pickled files; io if there is none.
+std::string lora_file(const std::string& path);
 /// Names what lora_files and the lists next to it add: equal texts, equal files, scales and steps.
 std::string text_of_files(const LoraKeys& keys);
-/// The files to add, in order: those of lora_config, then lora_files. A folder means its
-/// pytorch_lora_weights.safetensors, a Hugging Face name its cached folder. Throws invalid_config for lists of
-/// different lengths, unknown fields, from_pt=false and pickled files; io if a path does not exist.
+/// The files to add, in order: those of lora_config, then lora_files; each is lora_file of what the keys name. Throws
+/// invalid_config for lists of different lengths, unknown fields, from_pt=false and pickled files; io if a path does
+/// not exist.
 std::vector<LoraChoice> chosen_loras(const LoraKeys& keys);
 /// The LoRA settings of one component; `targets` (FamilySpec::lora_targets) is the default of lora_target_modules.
 /// Throws invalid_config for a rank or alpha that is not positive, for a pattern that is no regular expression, and for

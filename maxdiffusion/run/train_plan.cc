@@ -238,7 +238,8 @@ std::map<std::string, std::string> kohya_metadata(const TrainingRequest& r, cons
 LoraPlan plan_lora(const TrainingRequest& r, const Family& family) {
   const LoraKeys& keys = r.learning.lora;
   LoraPlan lora{.config = training_lora(keys, family.spec().lora_targets(family.spec().denoiser())),
-                .init = keys.lora_init,
+                .init = keys.lora_init.empty() ? "" : lora_file(keys.lora_init),
+                .missing = missing_keys(keys.lora_missing_keys),
                 .metadata = kohya_metadata(r, family)};
   lora.targets = lora.config.targets;
   if (r.data.denoise.train_text_encoder && keys.lora_target_modules.empty())

@@ -29,6 +29,7 @@ struct LoraPlan {
   LoraConfig config;                            // of the trained denoisers
   std::vector<std::string> targets;             // layers that must exist
   std::string init;                             // file of initial values; empty: random A, zero B
+  MissingKeys missing = MissingKeys::refused;   // in that file
   std::map<std::string, std::string> metadata;  // kohya's training metadata
 };
 /// Held-out loss.

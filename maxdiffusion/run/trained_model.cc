@@ -17,7 +17,8 @@ std::function<NamedShards()> initial_matrices(const ModelComponents& m, const Tr
                                               const ParamTable& params) {
   check_lora_targets(plan.lora->targets, plan.lora->config, params);
   if (plan.lora->init.empty()) return [&params, seed = plan.run.seed] { return as_shards(initial_lora(params, seed)); };
-  const LoraFile file = read_lora(plan.lora->init, lora_targets(m.folder(), *m.family()), plan.denoisers[0]);
+  const LoraFile file =
+      read_lora(plan.lora->init, lora_targets(m.folder(), *m.family()), plan.denoisers[0], plan.lora->missing);
   return [values = as_shards(initial_lora(params, file, plan.lora->config))] { return values; };
 }
 

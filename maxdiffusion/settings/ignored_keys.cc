@@ -235,6 +235,12 @@ const std::vector<IgnoredRule>& rules() {
             "enable_lora", "output_type", "vae_slicing"} +
            of<ControlKeys>() + of<AdapterKeys>() + of<PromptKeys>() + of<AddedModelKeys>() + Keys{"preview_every"},
        RULE(unless(s.generates(), "only generate reads it")), true},
+      {{"lora_missing_keys"},
+       RULE(unless(s.generates()
+                       ? !s.c.lora.lora_files.empty() || !s.c.lora.lora_config.empty() || !s.c.prompts.lora_dir.empty()
+                       : !s.c.lora.lora_init.empty(),
+                   "no LoRA file is read")),
+       true},
       {(of<SampleFileKeys>() - sizes - Keys{"guidance_scale", "boundary_ratio"}) + of<StepCacheKeys>() +
            Keys{"scheduler", "sigma_schedule", "flow_shift", "time_shift", "base_shift", "max_shift",
                 "vae_decode_chunk"},

@@ -64,6 +64,9 @@ class World {
     for (int i = 0; i < 3; ++i) write_file_atomic(t_ / fmt::format("clips/{}.txt", i), "a red heart");
     make_folders(t_ / "embeddings");
     fs::copy(kGoldens + "inversion/dog.safetensors", t_ / "embeddings/dog.safetensors");
+    HostArrays lora = SafetensorsReader::open(kGoldens + "pipelines/lora_peft.safetensors").tensors();
+    lora["lora_unet_gate.lora_down.weight"] = lora.begin()->second;
+    write_safetensors(t_ / "more.safetensors", lora);
     write_changed("pipelines/sd/unet");
     write_changed("pipelines/sd/vae");
     write_changed("wan/t2v/transformer");
@@ -576,6 +579,7 @@ const std::vector<Row>& rows() {
        kSdxl + Words{"lora_files={goldens}/pipelines/lora_peft.safetensors"}},
       {"lora_block_weights", "NONE", Kind::generate,
        kSdxl + Words{"lora_files={goldens}/pipelines/lora_peft.safetensors"}},
+      {"lora_missing_keys", "warn", Kind::generate, kSdxl + Words{"lora_files={world}/more.safetensors"}},
       {"lora_steps", "1-", Kind::generate, kSdxl + Words{"lora_files={goldens}/pipelines/lora_peft.safetensors"}},
       {"lora_config", "{lora_model_name_or_path: [{goldens}/pipelines], weight_name: [lora_peft.safetensors]}",
        Kind::generate, kSdxl},

@@ -116,6 +116,27 @@ TEST_F(TransformerLora, OfImageToVideoIsUsedWithoutItsImageInput) {
   EXPECT_TRUE(contains(refusal(pair("diffusion_model.blocks.1.self_attn.k_img")), "have no place"));
 }
 
+TEST_F(TransformerLora, OfAnotherModelIsUsedWhereItHasAPlaceIfAsked) {
+  const std::string block = "diffusion_model.blocks.1.cross_attn.", far = "diffusion_model.blocks.9.self_attn.";
+  HostArrays all = pair(block + "o");
+  for (const char* module : {"q", "k"}) all.merge(pair(far + module));
+  const auto with = [&](const HostArrays& arrays, MissingKeys missing) {
+    return read_lora(file(arrays), LoraTargets(params, names), "", missing);
+  };
+  const std::string message = refusal(all);
+  EXPECT_TRUE(contains(message, "4 of 6 keys have no place") && contains(message, "try: lora_missing_keys=warn"))
+      << message;
+  testing::internal::CaptureStderr();
+  const LoraFile lora = with(all, MissingKeys::left_out);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains(log, "4 of 6 keys have no place in this model and are left out: " + far + "k.lora_A")) << log;
+  EXPECT_EQ(only(lora), "transformer/blocks.1.attn2.to_out.0.weight");
+  EXPECT_EQ(lora.pairs.begin()->second.begin()->second.up.to_doubles(), counted({8, 2}).to_doubles());
+  // A file of which nothing has a place is of another model.
+  const std::string none = message_of([&] { with(pair(far + "q"), MissingKeys::left_out); });
+  EXPECT_TRUE(contains(none, "2 of 2 keys have no place") && !contains(none, "lora_missing_keys")) << none;
+}
+
 TEST_F(TransformerLora, OfPatchesMayBeFlat) {
   for (const Dims& down : {Dims{3, 4, 1, 2, 2}, Dims{3, 16}})
     for (const Dims& up : {Dims{8, 3, 1, 1, 1}, Dims{8, 3}}) {

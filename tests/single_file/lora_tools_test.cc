@@ -102,6 +102,14 @@ TEST_F(LoraTools, InfoPrintsRankAlphaTargetsAndMetadata) {
   const Outcome peft = lora({"info", kGolden + "/lora_peft.safetensors"});
   for (const char* part : {"text_encoder: ", "unet: ", "metadata "}) EXPECT_TRUE(contains(peft.out, part)) << peft.out;
   EXPECT_EQ(maxdiffusion({"lora", "shrink"}).status, 2);
+  // A folder means its only file.
+  std::filesystem::create_directories(t / "one");
+  std::filesystem::copy(kGolden + "/lora_kohya.safetensors", t / "one/style.safetensors");
+  const Outcome of_folder = lora({"info", t / "one"});
+  EXPECT_EQ(of_folder.out.substr(of_folder.out.find('\n')), o.out.substr(o.out.find('\n')));
+  EXPECT_TRUE(of_folder.out.starts_with(t / "one/style.safetensors")) << of_folder.out;
+  const Outcome small = lora({"resize", t / "one", t / "small.safetensors", "rank=1"});
+  EXPECT_TRUE(contains(small.out, "rank 1")) << small.out;
 }
 
 TEST_F(LoraTools, MergeHasNoKeysOfTraining) {
