@@ -68,8 +68,27 @@ void check_mark(const HostArrays& file, const std::string& tensor) {
   }
 }
 
+bool is_scale_extra(const std::string& tensor) {
+  return tensor.ends_with(".scale_input") || tensor.ends_with(".input_scale") || tensor.ends_with(kMark) ||
+         tensor == "scaled_fp8" || tensor.ends_with(".scaled_fp8");
+}
+
+/// Throws invalid_config for a tensor of the same module that may change what a weight in 8 bits means.
+void check_neighbours(const HostArrays& file, const std::string& tensor) {
+  const std::string beginning = module_of(tensor) + ".";
+  for (auto it = file.lower_bound(beginning); it != file.end() && it->first.starts_with(beginning); ++it) {
+    const std::string& name = it->first;
+    const std::string rest = name.substr(beginning.size());
+    const bool nested = rest.find('.') != rest.npos && !rest.starts_with("weight.");  // of another module
+    if (nested || name == tensor || rest == "bias" || is_scale(name) || is_scale_extra(name)) continue;
+    throw Error(Code::invalid_config, fmt::format("'{}' is {}, and '{}' next to it is not understood", tensor,
+                                                  to_string(file.at(tensor).dtype()), name))
+        .note("expected scaled float8 or int8: one scale for the tensor or for each row, and nothing else")
+        .note("try: a file of the same model in bfloat16, float16, scaled float8_e4m3fn or GGUF");
+  }
+}
+
 std::optional<std::vector<std::string>> scale_beside(const HostArrays& file, const std::string& tensor) {
-  check_mark(file, tensor);
   const DType type = file.at(tensor).dtype();
   if (size_of(type) > 1 || !tensor.ends_with(".weight")) return std::nullopt;
   const std::string module = module_of(tensor);
@@ -78,6 +97,7 @@ std::optional<std::vector<std::string>> scale_beside(const HostArrays& file, con
         "model "
         "in bfloat16, float16 or scaled float8_e4m3fn",
         tensor, to_string(type));
+  check_neighbours(file, tensor);
   for (const char* scale : kScales)
     if (file.contains(module + scale)) return std::vector{module + scale};
   if (!is_float(type)) return std::nullopt;
@@ -88,11 +108,6 @@ std::optional<std::vector<std::string>> scale_beside(const HostArrays& file, con
       "without any scales",
       tensor, to_string(type), other == file.end() ? "" : other->first, module, module);
   return std::nullopt;
-}
-
-bool is_scale_extra(const std::string& tensor) {
-  return tensor.ends_with(".scale_input") || tensor.ends_with(".input_scale") || tensor.ends_with(kMark) ||
-         tensor == "scaled_fp8" || tensor.ends_with(".scaled_fp8");
 }
 
 HostArray times_scale(const HostArray& values, const std::vector<HostArray>& companions, const std::string& tensor) {
@@ -239,14 +254,22 @@ bool is_state(const std::string& tensor) {
 // bitsandbytes' int8 format: values · SCB / 127, with one SCB for each row. Source: bitsandbytes, nn/modules.py
 // (Int8Params) and functional.py (int8_vectorwise_dequant).
 
+constexpr char kInt8Order[] = ".weight_format";  // 0: row after row; others: blocks of several GPUs
+
 std::optional<std::vector<std::string>> row_scales_beside(const HostArrays& file, const std::string& tensor) {
   const std::string scales = module_of(tensor) + ".SCB";
   if (file.at(tensor).dtype() != DType::s8 || !tensor.ends_with(".weight") || !file.contains(scales))
     return std::nullopt;
+  if (const auto order = file.find(module_of(tensor) + kInt8Order); order != file.end())
+    check(order->second.shape().elements() == 1 && order->second.to_doubles()[0] == 0, Code::invalid_config,
+          "'{}' is {}: '{}' is not in the order of rows, which is not supported; expected one 0", order->first,
+          order->second.shape().elements() == 1 ? fmt::format("{}", order->second.to_doubles()[0])
+                                                : to_string(order->second.shape()),
+          tensor);
   return std::vector{scales};
 }
 
-bool is_int8_mark(const std::string& tensor) { return tensor.ends_with(".weight_format"); }
+bool is_int8_mark(const std::string& tensor) { return tensor.ends_with(kInt8Order); }
 
 HostArray times_row_scale(const HostArray& values, const std::vector<HostArray>& companions,
                           const std::string& tensor) {
@@ -275,9 +298,17 @@ constexpr WeightFormat kFormats[] = {
 }  // namespace
 
 FoundFormat format_of(const HostArrays& file, const std::string& tensor) {
+  check_mark(file, tensor);
   for (const WeightFormat& f : kFormats)
     if (auto companions = f.companions(file, tensor)) return {&f, std::move(*companions)};
   return {};
+}
+
+void check_marks(const HostArrays& file) {
+  for (const auto& [name, bytes] : file)
+    check(!name.ends_with(kMark) || file.contains(module_of(name) + ".weight"), Code::invalid_config,
+          "'{}' marks quantized weights, but the file holds no '{}.weight'; expected a weight next to each mark", name,
+          module_of(name));
 }
 
 bool is_format_extra(const std::string& tensor) {

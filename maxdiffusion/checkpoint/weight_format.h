@@ -26,11 +26,14 @@ struct WeightFormat {
 };
 
 /// A tensor's format and the names of its companions; null for a plain array. The first format that matches is used.
+/// Throws invalid_config naming the mark of quantization, or the tensor next to it, that is not understood.
 struct FoundFormat {
   const WeightFormat* format = nullptr;
   std::vector<std::string> companions;
 };
 FoundFormat format_of(const HostArrays& file, const std::string& tensor);
+/// Throws invalid_config for a mark of quantization without a weight.
+void check_marks(const HostArrays& file);
 /// Whether a tensor of a file that holds a format's weights is one of its extras.
 bool is_format_extra(const std::string& tensor);
 

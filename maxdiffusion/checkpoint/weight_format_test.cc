@@ -30,9 +30,10 @@ class Bytes {
   std::string text;
 };
 
-std::string error_of(const std::string& path, const std::vector<WantedWeight>& expected) {
+std::string error_of(const std::string& path, const std::vector<WantedWeight>& expected,
+                     const LoadOptions& options = {}) {
   try {
-    load_weights(path, expected);
+    load_weights(path, expected, options);
   } catch (const Error& e) {
     return e.what();
   }
@@ -209,6 +210,45 @@ TEST(WeightFormat, MarksThatSayMoreThanScalesAreRefusedByName) {
       EXPECT_TRUE(says(error, "a.comfy_quant") && says(error, says_what)) << mark << error;
     }
   }
+}
+
+TEST(WeightFormat, WhatStandsNextToAWeightOf8BitsIsUnderstoodOrRefused) {
+  const TemporaryFolder t;
+  const std::string path = t / "a.safetensors";
+  const std::vector<WantedWeight> expected{{"a.weight", {DType::f32, {2, 2}}}};
+  const HostArray int8 = HostArray::of<int8_t>({DType::s8, {2, 2}}, {{1, -2, 4, 5}}),
+                  float8 = HostArray::of<float>({DType::f32, {2, 2}}, {{1, -2, 4, 0.5F}}).cast(DType::f8e4m3fn),
+                  one = HostArray::of<float>({DType::f32, {1, 1}}, {{3}}),
+                  rows = HostArray::of<float>({DType::f32, {2}}, {{127, 254}});
+  const auto error = [&](const HostArrays& file) {
+    write_safetensors(path, file);
+    return error_of(path, expected, {.allow_unused = true});
+  };
+  // Scales of blocks (transformers' fp8), zero points, optimum-quanto's names.
+  for (const char* name : {"a.weight_scale_inv", "a.weight_zero_point", "a.weight._scale", "a.smooth_factor"})
+    for (const HostArray& weight : {float8, int8}) {
+      const std::string message = error({{"a.weight", weight}, {name, one}});
+      EXPECT_TRUE(says(message, fmt::format("'{}' next to it is not understood", name))) << message;
+    }
+  write_safetensors(path, {{"a.weight", float8}, {"a.bias", rows}, {"a.b.c", one}, {"a.input_scale", one}});
+  EXPECT_EQ(load_weights(path, expected, {.allow_unused = true}).at("a.weight").to_doubles(),
+            (std::vector<double>{1, -2, 4, 0.5}));
+  // A mark of a module whose weight has another name.
+  const std::string mark = R"({"format": "nvfp4"})";
+  const std::string lone = error({{"a.weight", float8.cast(DType::f32)},
+                                  {"b.comfy_quant", HostArray::of<char>({DType::u8, {std::ssize(mark)}}, mark)},
+                                  {"b.in_proj_weight", float8}});
+  EXPECT_TRUE(says(lone, "'b.comfy_quant' marks quantized weights, but the file holds no 'b.weight'")) << lone;
+  // bitsandbytes' order of int8: rows, or blocks of several GPUs.
+  const auto ordered = [&](uint8_t order) {
+    return HostArrays{
+        {"a.weight", int8}, {"a.SCB", rows}, {"a.weight_format", HostArray::of<uint8_t>({DType::u8, {}}, {{order}})}};
+  };
+  write_safetensors(path, ordered(0));
+  const std::vector<double> values = load_weights(path, expected).at("a.weight").to_doubles();
+  for (size_t i = 0; i < 4; ++i)
+    EXPECT_NEAR(values[i], (std::vector<double>{1, -2, 8, 10})[i], 1e-6) << "SCB / 127 is 1 and 2";
+  EXPECT_TRUE(says(error(ordered(2)), "'a.weight_format' is 2: 'a.weight' is not in the order of rows"));
 }
 
 TEST(WeightFormat, BlocksAreWrittenWithTheBytesOfThePublishedPackage) {

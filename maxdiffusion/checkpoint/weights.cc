@@ -93,6 +93,7 @@ struct Match {
 class Matcher {
  public:
   Matcher(const SafetensorsReader& file, const LoadOptions& options) : file_(file), options_(options) {
+    check_marks(file.tensors());
     for (const auto& [name, array] : file.tensors()) unused_.insert(name);
   }
 
