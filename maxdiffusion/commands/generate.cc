@@ -271,6 +271,11 @@ void generate_into(const std::string& folder, const std::string& place, const Ge
   Work work{plan, folder, plan.as_reference ? std::set<std::string>() : names_in(place)};
   PipelineOptions options = plan.pipeline;
   options.lora = plan.items[0].lora;
+  for (const GenerateItem& item : plan.items)
+    naming(item, plan, [&] {
+      chosen_loras(item.lora);  // throws for a file that is missing
+      options.later_loras.push_back(item.lora);
+    });
   DiffusionPipeline pipeline = DiffusionPipeline::load(plan.model, options);
   const Family& family = *pipeline.family();
   const int64_t devices = pipeline.devices().count();

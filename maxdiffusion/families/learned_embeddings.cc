@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <optional>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
@@ -11,6 +12,7 @@
 #include "maxdiffusion/base/split_at_commas.h"
 #include "maxdiffusion/checkpoint/checksums.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/lora/lora_file.h"
 
 namespace md {
 namespace {
@@ -18,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::string_view kPickles[] = {".pt", ".bin", ".pth", ".ckpt"};
-constexpr const char *kWebUi = "emb_params", *kFirst = "clip_l", *kSecond = "clip_g";
+constexpr const char *kWebUi = "emb_params", *kPickled = "string_to_param.*", *kFirst = "clip_l", *kSecond = "clip_g";
 
 bool is_pickle(const std::string& file) {
   return std::ranges::count(kPickles, fs::path(file).extension().string()) > 0;
@@ -77,10 +79,42 @@ std::vector<const TextEncoderSpec*> encoders_of(const FamilySpec& spec) {
   return all;
 }
 
+/// The word of a key of a LoRA file, and the number of the text encoder that its rows are for.
+struct Bundled {
+  std::string word;
+  size_t encoder;
+};
+/// None if the key is no embedding's, or no text encoder has a place for it.
+std::optional<Bundled> bundled(const std::vector<const TextEncoderSpec*>& encoders, const std::string& key,
+                               const HostArray& a) {
+  const std::string beginning = kBundledEmbeddings;
+  if (!key.starts_with(beginning) || a.dims().empty() || a.dims().size() > 2) return std::nullopt;
+  for (const std::string name : {kFirst, kSecond, kWebUi, kPickled}) {
+    if (!key.ends_with("." + name) || key.size() <= beginning.size() + name.size() + 1) continue;
+    const std::string word = key.substr(beginning.size(), key.size() - beginning.size() - name.size() - 1);
+    const auto fits = [&](const TextEncoderSpec* e) { return e->embedding_width == a.dims().back(); };
+    const size_t at = name == kFirst    ? 0
+                      : name == kSecond ? 1
+                                        : static_cast<size_t>(std::ranges::find_if(encoders, fits) - encoders.begin());
+    if (at < encoders.size() && fits(encoders[at])) return Bundled{word, at};
+  }
+  return std::nullopt;
+}
+
+bool same(const HostArray& a, const HostArray& b) { return a.dims() == b.dims() && a.to_doubles() == b.to_doubles(); }
+
 std::string widths(const std::vector<const TextEncoderSpec*>& encoders) {
   std::vector<std::string> all;
   for (const TextEncoderSpec* e : encoders) all.push_back(fmt::format("{} ({})", e->embedding_width, e->component));
   return fmt::format("{}", fmt::join(all, " or "));
+}
+
+/// Null: there is none.
+const LearnedEmbedding* find_word(const LearnedEmbeddings& all, const std::string& component, const std::string& word) {
+  const auto of = all.find(component);
+  if (of == all.end()) return nullptr;
+  const auto one = std::ranges::find(of->second, word, &LearnedEmbedding::word);
+  return one == of->second.end() ? nullptr : &*one;
 }
 
 class Collected {
@@ -109,22 +143,34 @@ class Collected {
             "embeddings: '{}': {} has vectors of {} numbers; expected {}, for this model's text encoders", path,
             i == 0 ? kFirst : kSecond, rows.dims()[1], widths(encoders_));
     }
-    for (const auto& [i, rows] : parts) {
-      check(!has(i, word), Code::invalid_config,
-            "embeddings: '{}' is for the word '{}', as is another file; expected different words", path, word);
-      check(rows.dims()[0] > 0, Code::io, "'{}' holds no vectors", path);
-      log_info("embeddings {}: '{}' means {} {} of {}", path, word, rows.dims()[0],
-               rows.dims()[0] == 1 ? "vector" : "vectors", encoders_[i]->component);
-      all[encoders_[i]->component].push_back({word, rows});
-    }
+    for (const auto& [i, rows] : parts) put(path, word, i, rows);
     return true;
+  }
+  /// Adds those of a LoRA file that a text encoder has a place for.
+  void add_bundled(const std::string& path) {
+    const SafetensorsReader file = SafetensorsReader::open(path);
+    for (const auto& [key, a] : file.tensors()) {
+      const std::optional<Bundled> found = bundled(encoders_, key, a);
+      if (!found) continue;
+      const HostArray rows = as_rows(path, key, a);
+      const LearnedEmbedding* before = has(found->encoder, found->word);
+      if (!before || !same(before->rows, rows)) put(path, found->word, found->encoder, rows);
+    }
   }
   LearnedEmbeddings all;
 
  private:
-  bool has(size_t i, const std::string& word) const {
-    const auto of = all.find(encoders_[i]->component);
-    return of != all.end() && std::ranges::count(of->second, word, &LearnedEmbedding::word) > 0;
+  void put(const std::string& path, const std::string& word, size_t i, const HostArray& rows) {
+    check(!has(i, word), Code::invalid_config,
+          "embeddings: '{}' is for the word '{}', as is another file; expected different words", path, word);
+    check(rows.dims()[0] > 0, Code::io, "'{}' holds no vectors", path);
+    log_info("embeddings {}: '{}' means {} {} of {}", path, word, rows.dims()[0],
+             rows.dims()[0] == 1 ? "vector" : "vectors", encoders_[i]->component);
+    all[encoders_[i]->component].push_back({word, rows});
+  }
+  /// Null: the text encoder does not have the word.
+  const LearnedEmbedding* has(size_t i, const std::string& word) const {
+    return find_word(all, encoders_[i]->component, word);
   }
   /// The first text encoder of this width that does not have the word; the number of encoders if there is none.
   size_t place_of(int64_t width, const std::string& word) const {
@@ -180,7 +226,16 @@ std::vector<std::string> inversion_captions(const std::string& property, const s
   return out;
 }
 
-LearnedEmbeddings read_learned_embeddings(const ModelKeys& keys, const Family& family, const std::string& folder) {
+bool is_learned(const LearnedEmbeddings& all, const FamilySpec& spec, const std::string& key, const HostArray& array) {
+  const std::vector<const TextEncoderSpec*> encoders = encoders_of(spec);
+  const std::optional<Bundled> found = bundled(encoders, key, array);
+  if (!found) return false;
+  const LearnedEmbedding* one = find_word(all, encoders[found->encoder]->component, found->word);
+  return one && same(one->rows, as_rows(key, key, array));
+}
+
+LearnedEmbeddings read_learned_embeddings(const ModelKeys& keys, const Family& family, const std::string& folder,
+                                          const std::vector<std::string>& loras) {
   const size_t encoders = encoders_of(family.spec()).size();
   const std::vector<std::string> files = split_paths(keys.embeddings), words = split_at_commas(keys.embedding_tokens);
   check(encoders > 0 || (files.empty() && keys.embeddings_dir.empty()), Code::invalid_config,
@@ -194,6 +249,7 @@ LearnedEmbeddings read_learned_embeddings(const ModelKeys& keys, const Family& f
       found.add(file, "", false);
     }
   for (size_t i = 0; i < files.size(); ++i) found.add(files[i], words.empty() ? "" : words[i], false);
+  for (const std::string& lora : loras) found.add_bundled(lora);
   if (keys.embeddings_dir.empty()) return found.all;
   check(fs::is_directory(keys.embeddings_dir), Code::io, "embeddings_dir '{}': no such folder", keys.embeddings_dir);
   std::vector<std::string> listed;

@@ -2,6 +2,7 @@
 //   {"<cat-toy>": [n, D]}            diffusers: the word is the tensor's name; for two encoders a file each
 //   {"emb_params": [n, D]}           AUTOMATIC1111's web UI: the word is the file's name
 //   {"clip_l": [n, D], "clip_g": …}  for the first and second text encoder; the word is the file's name
+//   {"bundle_emb.WORD.clip_l": …}    the same in a LoRA file, also as emb_params or string_to_param.*
 #pragma once
 
 #include <map>
@@ -45,11 +46,14 @@ struct LearnedEmbedding {
 };
 /// By text encoder.
 using LearnedEmbeddings = std::map<std::string, std::vector<LearnedEmbedding>>;
-/// The embeddings of the keys, after those that `folder`'s own run has trained (empty: none). Logs each file. Throws
-/// invalid_config for a pickle (.pt, .bin), sizes that no text encoder of the family has, a word given twice, and
-/// another number of embedding_tokens; io for a file that is none of these layouts. Files of embeddings_dir that are
-/// for other models are skipped.
-LearnedEmbeddings read_learned_embeddings(const ModelKeys& keys, const Family& family, const std::string& folder);
+/// The embeddings of the keys, after those that `folder`'s own run has trained (empty: none), then those in LoRA files
+/// that the text encoders have a place for. Logs each file. Throws invalid_config for a pickle (.pt, .bin), sizes that
+/// no text encoder of the family has, a word given twice, and another number of embedding_tokens; io for a file that is
+/// none of these layouts. Files of embeddings_dir that are for other models are skipped.
+LearnedEmbeddings read_learned_embeddings(const ModelKeys& keys, const Family& family, const std::string& folder,
+                                          const std::vector<std::string>& loras = {});
+/// Whether a tensor of a LoRA file is among the embeddings.
+bool is_learned(const LearnedEmbeddings& all, const FamilySpec& spec, const std::string& key, const HostArray& array);
 /// Writes them as learned_embeddings_files and kComfyEmbeddings.
 void write_learned_embeddings(const std::string& folder, const FamilySpec& spec, const LearnedEmbeddings& all);
 

@@ -27,7 +27,8 @@ LoraTargets lora_targets(const ModelFolder& folder, const Family& family) {
   return LoraTargets(folder.params(lora_components(family)), lora_names(folder, family));
 }
 
-std::vector<ScaledLora> read_loras(const LoraKeys& keys, const ModelFolder& folder, const Family& family) {
+std::vector<ScaledLora> read_loras(const LoraKeys& keys, const ModelFolder& folder, const Family& family,
+                                   const LearnedEmbeddings& learned) {
   std::vector<LoraChoice> chosen = chosen_loras(keys);
   for (const char* part : {"", kExpertFolders[0], kExpertFolders[1]})
     for (const char* name :
@@ -39,7 +40,11 @@ std::vector<ScaledLora> read_loras(const LoraKeys& keys, const ModelFolder& fold
       }
   std::vector<ScaledLora> loras;
   if (chosen.empty()) return loras;
-  const LoraTargets targets = lora_targets(folder, family);
+  LoraNames names = lora_names(folder, family);
+  names.elsewhere = [&](const std::string& key, const HostArray& a) {
+    return is_learned(learned, family.spec(), key, a);
+  };
+  const LoraTargets targets(folder.params(lora_components(family)), names);
   std::optional<LoraBlocks> blocks;
   const std::vector<std::string> denoisers = family.spec().denoisers;
   for (const LoraChoice& l : chosen) {

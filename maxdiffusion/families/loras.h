@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "maxdiffusion/families/family.h"
+#include "maxdiffusion/families/learned_embeddings.h"
 #include "maxdiffusion/lora/lora_keys.h"
 #include "maxdiffusion/lora/lora_merge.h"
 
@@ -19,7 +20,9 @@ std::vector<std::string> lora_components(const Family& family);
 LoraNames lora_names(const ModelFolder& folder, const Family& family);
 /// The parameters of a folder's models that LoRA files can change.
 LoraTargets lora_targets(const ModelFolder& folder, const Family& family);
-/// The matrices that the folder's own run has trained, then those of the keys. Logs each once.
-std::vector<ScaledLora> read_loras(const LoraKeys& keys, const ModelFolder& folder, const Family& family);
+/// The matrices that the folder's own run has trained, then those of the keys. Logs each once. Learned embeddings in
+/// the files must be among `learned`; others are missing keys.
+std::vector<ScaledLora> read_loras(const LoraKeys& keys, const ModelFolder& folder, const Family& family,
+                                   const LearnedEmbeddings& learned = {});
 
 }  // namespace md

@@ -227,7 +227,7 @@ OpenedModel open_model(const std::string& model, const ModelKeys& keys, const Op
   std::shared_ptr<const Family> family = make_family(folder);
   check_kind(keys, folder, *family);
   const bool trains = o.purpose == Purpose::training;
-  const LearnedEmbeddings learned = read_learned_embeddings(keys, *family, trains ? "" : folder.path());
+  const LearnedEmbeddings learned = read_learned_embeddings(keys, *family, trains ? "" : folder.path(), o.loras);
   if (!learned.empty() || !o.inversion.placeholder_token.empty()) {
     set_placeholders(folder, *family, learned, o.inversion);
     family = make_family(folder);
@@ -237,7 +237,7 @@ OpenedModel open_model(const std::string& model, const ModelKeys& keys, const Op
   if (!o.inversion.placeholder_token.empty())
     for (const auto& [component, id] : initial_tokens(*family, o.inversion)) weights.set_added_rows_like(component, id);
   for (const auto& [component, embeddings] : learned) weights.set_added_rows(component, rows_of(embeddings));
-  return {std::move(folder), std::move(family), std::move(weights)};
+  return {std::move(folder), std::move(family), std::move(weights), learned};
 }
 
 void check_weights(const OpenedModel& model) {

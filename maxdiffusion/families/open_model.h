@@ -20,6 +20,7 @@ struct OpenedModel {
   ModelFolder folder;
   std::shared_ptr<const Family> family;
   ModelWeights weights;
+  LearnedEmbeddings learned = {};
 };
 /// Files or folders of image adapters; empty: none.
 struct AdapterFiles {
@@ -32,7 +33,8 @@ struct OpenOptions {
   std::vector<std::string> controlnets = {};  // folders or files of ControlNets: components by control_component
   AddedModelKeys added = {};                  // become components of their keys' names
   AdapterFiles adapters = {};
-  InversionKeys inversion = {};  // the word whose embeddings are trained; their values are the caller's
+  std::vector<std::string> loras = {};  // LoRA files whose learned embeddings are added
+  InversionKeys inversion = {};         // the word whose embeddings are trained; their values are the caller's
 };
 /// `model`: as in model_on_this_machine. `keys`: what else describes the folder, and files that replace or add to its
 /// weights. Throws io if files are missing or weights do not match their configs; invalid_config if the folder has no

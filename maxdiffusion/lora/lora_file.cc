@@ -17,6 +17,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/weight_format.h"
 #include "maxdiffusion/lora/lora_metadata.h"
 
 namespace md {
@@ -140,6 +141,25 @@ void check_method(const std::string& path, const std::string& key, bool lora_alo
           path, key, method);
 }
 
+/// Throws invalid_config for quantized matrices: a LoRA file is read as it is.
+void check_not_quantized(const std::string& path, const HostArrays& tensors) {
+  try {
+    check_marks(tensors);
+    for (const auto& [key, array] : tensors)
+      if (const FoundFormat found = format_of(tensors, key); found.format)
+        fail(Code::invalid_config, "'{}' is {}", key, found.format->name);
+    for (const auto& [key, array] : tensors)
+      check(!is_format_extra(key), Code::invalid_config, "'{}' is of quantized weights", key);
+  } catch (Error& e) {
+    throw e.note(fmt::format("LoRA '{}': expected matrices in float32, float16 or bfloat16", path));
+  }
+}
+
+void check_float(const std::string& path, const std::string& key, const HostArray& array) {
+  check(is_float(array.dtype()), Code::invalid_config, "LoRA '{}': '{}' is {}; expected float32, float16 or bfloat16",
+        path, key, to_string(array.dtype()));
+}
+
 /// Whether a key is for the image input of cross-attention, which LoRA files of Wan's image-to-video models have:
 /// diffusers 0.42 loads the rest of such a file into a text-to-video model.
 bool is_of_image_input(const std::string& key) {
@@ -209,6 +229,14 @@ std::vector<LoraPlace> places_of(const Key& k, const LoraTargets& targets, const
       return places;
     }
   }
+}
+
+/// Whether diffusers 0.42 leaves out a key of a pair that the model has no place for: it does under its own names, and
+/// under names of other programs where other blocks of the model have such a layer.
+bool is_left_out_by_diffusers(const std::string& key, const Key& k, const LoraTargets& targets,
+                              const std::string& denoiser) {
+  return std::ranges::any_of(targets.components(), [&](const auto& c) { return key.starts_with(c + "."); }) ||
+         targets.is_of_other_block(k.component == kDenoiser ? denoiser : k.component, k.module + ".weight", denoiser);
 }
 
 std::string listed(const std::vector<std::string>& keys) {
@@ -311,10 +339,12 @@ void set_alpha(Found& f, int64_t rank, const LoraMetadata& metadata, const std::
       metadata.warn(fmt::format("'{}' is {}, but the metadata has alpha {}; the tensor counts", f.alpha_key,
                                 f.pair.alpha, other));
   }
-  if (in_metadata && f.alpha_key.empty())
+  if (in_metadata && f.alpha_key.empty()) {
     f.pair.alpha = metadata.alpha(f.component, f.module, rank);
-  else if (f.pair.alpha_in_file = f.pair.alpha != 0; !f.pair.alpha_in_file)
+    if (f.pair.alpha == 0) metadata.warn("its metadata has alpha 0, so that matrices add nothing, as in PEFT");
+  } else if (f.pair.alpha_in_file = f.pair.alpha != 0; !f.pair.alpha_in_file) {
     f.pair.alpha = static_cast<double>(rank);
+  }
   check(std::isfinite(f.pair.alpha), Code::io, "LoRA for {}: alpha is {}", name, f.pair.alpha);
 }
 
@@ -742,12 +772,13 @@ void check_fits(const LoraPair& pair, const Dims& dims, const std::string& name)
 LoraFile read_lora(const std::string& path, const LoraTargets& targets, const std::string& denoiser,
                    MissingKeys missing) {
   const SafetensorsReader file = SafetensorsReader::open(path);
+  check_not_quantized(path, file.tensors());
   const LoraMetadata metadata = LoraMetadata::read(path, file.metadata());
   const std::string first = targets.denoisers().front(), meant = meant_denoiser(file, targets, denoiser);
   LoraFile lora{.name = path};
   std::map<const LoraTarget*, Found> found;
   std::map<const LoraTarget*, std::string> difference_keys;
-  std::vector<std::string> unread, of_image_input, fused;
+  std::vector<std::string> unread, of_image_input, of_other_layers, fused;
   std::set<const LoraTarget*> split;  // have matrices of their own
   for (const auto& [key, array] : file.tensors()) {
     check_method(path, key);
@@ -771,10 +802,14 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
       of_image_input.push_back(key);
       continue;
     }
-    if (places.empty() || !(is_float(array.dtype()) || k->part == Part::alpha || k->name == kOnInput)) {
-      unread.push_back(key);
+    if (places.empty()) {
+      if (is_pair && is_left_out_by_diffusers(key, *k, targets, meant))
+        of_other_layers.push_back(key);
+      else if (!targets.has_elsewhere(key, array))
+        unread.push_back(key);
       continue;
     }
+    if (k->part != Part::alpha && k->name != kOnInput) check_float(path, key, array);
     for (const LoraPlace& place : places) {
       const LoraTarget* target = place.target;
       auto only = [&](std::string& before) {
@@ -824,6 +859,11 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
     log_warning("LoRA '{}': {} of {} keys are left out, as diffusers does: this model has no image input: {}", path,
                 of_image_input.size(), file.tensors().size(), listed(of_image_input));
   const bool any_place = !found.empty() || !lora.differences.empty();
+  if (any_place && unread.empty() && !of_other_layers.empty())
+    log_warning("LoRA '{}': {} of {} keys are left out, as diffusers does: this model has no such layers: {}", path,
+                of_other_layers.size(), file.tensors().size(), listed(of_other_layers));
+  else
+    unread.insert(unread.end(), of_other_layers.begin(), of_other_layers.end());
   if (!unread.empty() && any_place && missing == MissingKeys::left_out) {
     log_warning("LoRA '{}': {} of {} keys have no place in this model and are left out: {}", path, unread.size(),
                 file.tensors().size(), listed(unread));
@@ -833,6 +873,11 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
     e.note("unread: " + listed(unread));
     e.note(fmt::format("the model has: {}; is the file made for another model, or by a method other than LoRA?",
                        fmt::join(targets.components(), ", ")));
+    if (std::ranges::any_of(unread, [](const std::string& key) { return key.starts_with(kBundledEmbeddings); }))
+      e.note(
+          fmt::format("{}WORD… are the embeddings of a word: generate and serve read them in the LoRA files that "
+                      "they start with, for CLIP text encoders of the same width",
+                      kBundledEmbeddings));
     if (any_place) e.note("try: lora_missing_keys=warn, which uses the others");
     throw e;
   }
@@ -924,6 +969,7 @@ LoraContents read_lora_contents(const std::string& path, bool any_kind) {
   const SafetensorsReader file = SafetensorsReader::open(path);
   const LoraMetadata metadata = LoraMetadata::read(path, file.metadata());
   LoraContents out{.metadata = file.metadata()};
+  if (!any_kind) check_not_quantized(path, file.tensors());
   std::map<std::string, NamedPair> pairs;
   for (const auto& [key, array] : file.tensors()) {
     if (!any_kind) check_method(path, key, true);
@@ -941,6 +987,7 @@ LoraContents read_lora_contents(const std::string& path, bool any_kind) {
             to_string(array.shape()));
       p.alpha_key = key, p.pair.alpha = array.to_doubles()[0];
     } else {
+      if (!any_kind) check_float(path, key, array);
       (end->part == Part::down ? p.down_key : p.up_key) = key;
       (end->part == Part::down ? p.pair.down : p.pair.up) = array;
     }

@@ -42,6 +42,10 @@ struct LoraFile {
   void erase(const std::string& component);
 };
 
+/// Beginning of the keys of learned embeddings in a LoRA file: "bundle_emb.WORD.clip_l" (OneTrainer, the web UI's
+/// bundles).
+inline constexpr char kBundledEmbeddings[] = "bundle_emb.";
+
 /// Numbers of matrices and differences by component, for the log.
 std::string summary(const LoraFile& lora);
 
@@ -68,8 +72,8 @@ enum class MissingKeys { refused, left_out };
 /// without a component, or with the first one's, refer to `denoiser`; if it is empty, to `component` of the file's
 /// metadata, else to the first. Keys that are unknown or have no target are listed: by an error, or where they are left
 /// out by a warning. Throws io for them, for a file of which no key has a place, for incomplete pairs, and with both
-/// shapes of mismatches; invalid_config for OFT, for core tensors of LoHa and LoKr, and for PEFT options that change
-/// the formula.
+/// shapes of mismatches; invalid_config for quantized matrices, for OFT, for core tensors of LoHa and LoKr, and for
+/// PEFT options that change the formula.
 LoraFile read_lora(const std::string& path, const LoraTargets& targets, const std::string& denoiser = "",
                    MissingKeys missing = MissingKeys::refused);
 

@@ -35,6 +35,17 @@ std::vector<std::string> names_of(const std::string& module, const std::vector<s
   return names;
 }
 
+/// "blocks_12_attn" → "blocks_#_attn".
+std::string without_numbers(const std::string& name) {
+  std::string out;
+  for (const char c : name)
+    if (c < '0' || c > '9')
+      out += c;
+    else if (!out.ends_with('#'))
+      out += '#';
+  return out;
+}
+
 }  // namespace
 
 std::string underscored(std::string name) {
@@ -74,6 +85,7 @@ LoraTargets::LoraTargets(const ParamTable& params, LoraNames names) : names_(std
 
 void LoraTargets::add(const std::string& component, const std::string& name, Place place) {
   std::vector<Place>& same_name = by_name_[component][underscored(name)];
+  if (same_name.empty()) without_numbers_[component].insert(without_numbers(underscored(name)));
   for (const Place& other : same_name) {
     if (targets_[other.target].path == targets_[place.target].path) return;
     check(other.parts > 1 && other.parts == place.parts, Code::internal, "{}: '{}' and '{}' have the same name {}",
@@ -87,10 +99,8 @@ std::vector<LoraPlace> LoraTargets::find(const std::string& component, std::stri
   name = underscored(std::move(name));
   const std::vector<Place>* only = nullptr;
   for (const auto& [model, names] : by_name_) {
-    const bool meant =
-        component.empty() ? model == denoiser || !std::ranges::count(names_.denoisers, model) : model == component;
     const auto it = names.find(name);
-    if (!meant || it == names.end()) continue;
+    if (it == names.end() || !means(component, model, denoiser)) continue;
     if (only) return {};
     only = &it->second;
   }
@@ -98,6 +108,18 @@ std::vector<LoraPlace> LoraTargets::find(const std::string& component, std::stri
   if (only)
     for (const Place& p : *only) out.push_back({&targets_[p.target], p.part, p.parts});
   return out;
+}
+
+bool LoraTargets::means(const std::string& component, const std::string& model, const std::string& denoiser) const {
+  if (!component.empty()) return model == component;
+  return model == denoiser || !std::ranges::count(names_.denoisers, model);
+}
+
+bool LoraTargets::is_of_other_block(const std::string& component, std::string name, const std::string& denoiser) const {
+  name = without_numbers(underscored(std::move(name)));
+  return std::ranges::any_of(without_numbers_, [&](const auto& of_model) {
+    return means(component, of_model.first, denoiser) && of_model.second.contains(name);
+  });
 }
 
 std::vector<std::string> LoraTargets::components() const {

@@ -2,7 +2,9 @@
 // tables. Sources: diffusers 0.42, loaders/lora_conversion_utils.py and utils/state_dict_utils.py.
 #pragma once
 
+#include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -30,6 +32,8 @@ struct LoraNames {
   std::vector<std::string> denoisers;
   /// ModelClass::weight_names by component.
   std::map<std::string, WeightNameMap> others = {};
+  /// Whether a tensor of a file that changes no parameter is used elsewhere, as learned embeddings are; empty: none is.
+  std::function<bool(const std::string& key, const HostArray& array)> elsewhere = {};
 };
 
 class LoraTargets {
@@ -41,8 +45,14 @@ class LoraTargets {
   /// and '_' are equivalent. Understands diffusers' names, those of LoraNames ("middle_block.1.proj_in.weight") and
   /// older names of attention's projections.
   std::vector<LoraPlace> find(const std::string& component, std::string name, const std::string& denoiser) const;
+  /// Whether `name` would be found if its numbers were others: a layer of a block that this model does not have.
+  bool is_of_other_block(const std::string& component, std::string name, const std::string& denoiser) const;
   std::vector<std::string> components() const;
   const std::vector<std::string>& denoisers() const { return names_.denoisers; }
+  /// LoraNames::elsewhere.
+  bool has_elsewhere(const std::string& key, const HostArray& array) const {
+    return names_.elsewhere && names_.elsewhere(key, array);
+  }
 
  private:
   LoraNames names_;
@@ -55,7 +65,11 @@ class LoraTargets {
   /// Registers `name` for `target` of `component`, or for a tensor of which it is a part.
   void add(const std::string& component, const std::string& name, Place place);
 
+  /// Whether a component of a key, "" for any, means a model.
+  bool means(const std::string& component, const std::string& model, const std::string& denoiser) const;
+
   std::map<std::string, std::map<std::string, std::vector<Place>>> by_name_;  // component → name with '_' → parameters
+  std::map<std::string, std::set<std::string>> without_numbers_;              // component → names with # for numbers
 };
 
 /// "a.b.c" → "a_b_c".

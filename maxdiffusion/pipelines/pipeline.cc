@@ -141,15 +141,30 @@ struct Canvas {
   }
 };
 
+/// The LoRA files of all requests, each once.
+std::vector<std::string> lora_files_of(const PipelineOptions& o) {
+  std::vector<std::string> files;
+  const auto add = [&](const LoraKeys& keys) {
+    for (const LoraChoice& l : chosen_loras(keys))
+      if (std::ranges::count(files, l.path) == 0) files.push_back(l.path);
+  };
+  add(o.lora);
+  for (const LoraKeys& keys : o.later_loras) add(keys);
+  return files;
+}
+
 }  // namespace
 
 struct DiffusionPipeline::Impl {
   /// For models that the caller owns.
   explicit Impl(PipelineModels loaded) : models(std::move(loaded)), keep_loaded(true) {}
   Impl(const std::string& folder, const PipelineOptions& o, const Impl* shares_devices)
-      : opened(open_model(
-            folder, o.model,
-            {.purpose = Purpose::sampling, .controlnets = o.controlnets, .added = o.added, .adapters = o.adapters})),
+      : opened(open_model(folder, o.model,
+                          {.purpose = Purpose::sampling,
+                           .controlnets = o.controlnets,
+                           .added = o.added,
+                           .adapters = o.adapters,
+                           .loras = lora_files_of(o)})),
         client(shares_devices ? shares_devices->client : open_client(o.hardware)),
         opened_devices(
             open_devices(client, o.hardware, o.mesh,
@@ -171,12 +186,12 @@ struct DiffusionPipeline::Impl {
         upscaler_file(std::filesystem::path(o.added.upscaler).stem().string()) {
     check_weights(*opened);
     if (!o.added.refiner.empty()) load_refiner(o);
-    loras = read_loras(o.lora, opened->folder, *opened->family);
+    loras = read_loras_of(o.lora);
   }
 
   void load_refiner(PipelineOptions o) {
     const std::string folder = o.added.refiner;
-    o.model = {}, o.controlnets.clear(), o.lora = {}, o.added = {};
+    o.model = {}, o.controlnets.clear(), o.lora = {}, o.later_loras.clear(), o.added = {};
     refiner = std::make_unique<Impl>(folder, o, this);
     const FamilySpec &its = refiner->models.family->spec(), &base = models.family->spec();
     check(its.autoencoder->channels == base.autoencoder->channels &&
@@ -212,7 +227,7 @@ struct DiffusionPipeline::Impl {
     return values;
   }
   std::vector<ScaledLora> read_loras_of(const LoraKeys& keys) const {
-    return read_loras(keys, opened->folder, *models.family);
+    return read_loras(keys, opened->folder, *models.family, opened->learned);
   }
   /// SampleOptions::change_weights of LoRA files with steps.
   std::vector<std::string> change_weights(const ParamTable& params, int64_t step, int64_t steps) {

@@ -29,6 +29,7 @@ struct PipelineOptions {
   AddedModelKeys added;                  // a tiny autoencoder for previews, an upscaler
   AdapterFiles adapters;                 // of images: IP-Adapter, T2I-Adapter
   LoraKeys lora;                         // LoRA files that are merged into the weights
+  std::vector<LoraKeys> later_loras;     // of set_loras: their learned embeddings are read at the start
   HardwareKeys hardware;                 // hardware, plugin, cpu_device_count
   MeshConfig mesh;                       // arrangement of the devices
   ShardingKeys sharding;                 // sharding of weights and samples
@@ -96,7 +97,8 @@ class DiffusionPipeline {
   SampleResult generate(const SampleRequest& request);
 
   /// Replaces the LoRA files of a loaded pipeline, effective with the next request. Weights are read again; nothing is
-  /// recompiled. Throws as load() does for LoRA files that do not fit, and keeps the old ones.
+  /// recompiled. Learned embeddings in the files must have been read by load(). Throws as load() does for LoRA files
+  /// that do not fit, and keeps the old ones.
   void set_loras(const LoraKeys& keys);
   /// Throws what set_loras would, and keeps the old files.
   void check_loras(const LoraKeys& keys) const;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <optional>
 #include <random>
 #include <set>
@@ -27,6 +28,16 @@ Seed random_seed() {
   return device() & 0x7fff'ffffU;
 }
 
+namespace {
+
+/// Clients need not know the location of files.
+std::string without_folder(std::string text, const std::string& folder) {
+  for (size_t at = 0; !folder.empty() && (at = text.find(folder, at)) != text.npos;) text.erase(at, folder.size());
+  return text;
+}
+
+}  // namespace
+
 struct JobQueue::Model {
   explicit Model(ServedModel m, const Model* shares_devices)
       : served(std::move(m)),
@@ -46,9 +57,33 @@ struct JobQueue::Model {
     return o;
   }
 
+  /// Throws invalid_config naming the prompt, which names the files, where they do not fit.
+  void set_loras(const LoraKeys& keys) {
+    const auto for_clients = [&](std::string text) {
+      for (const std::string& file : keys.lora_files)
+        if (const std::filesystem::path folder = std::filesystem::path(file).parent_path(); !folder.empty())
+          text = without_folder(text, folder.string() + "/");
+      return text;
+    };
+    std::vector<std::string> warnings;
+    try {
+      const WarningSink sink(warnings);
+      pipeline.set_loras(keys);
+    } catch (const Error& e) {
+      if (e.code() != Code::io && e.code() != Code::invalid_config) throw;
+      log_warning("{}", e.what());
+      throw Error(Code::invalid_config, fmt::format("prompt: a LoRA file that it names does not fit '{}': {}",
+                                                    served.name, for_clients(e.message())));
+    }
+    loras = keys;
+    std::ranges::transform(warnings, warnings.begin(), for_clients);
+    lora_warnings = std::move(warnings);
+  }
+
   ServedModel served;
   DiffusionPipeline pipeline;
-  LoraKeys loras;  // the LoRA in the current weights; used by the worker only
+  LoraKeys loras;                          // the LoRA in the current weights; used by the worker only
+  std::vector<std::string> lora_warnings;  // about the files of a request; every request with them has these
 };
 
 struct JobQueue::Job {
@@ -155,12 +190,6 @@ bool is_cut(const SampleRequest& r, const Family& family) {
            &r.prompt, &r.negative_prompt, &r.prompt_2, &r.negative_prompt_2})
     if (!texts->empty()) family.tokenize(*texts);
   return !warnings.empty();
-}
-
-/// Clients need not know the location of files.
-std::string without_folder(std::string text, const std::string& folder) {
-  for (size_t at = 0; !folder.empty() && (at = text.find(folder, at)) != text.npos;) text.erase(at, folder.size());
-  return text;
 }
 
 /// PNG file of a preview, at most so many pixels wide and high.
@@ -350,12 +379,6 @@ void JobQueue::work() {
       cancelled = true;
     } catch (const Error& e) {
       error = std::make_shared<Error>(e);
-      if (e.code() == Code::io && !jobs[0]->loras.lora_files.empty()) {
-        log_warning("{}", e.message());
-        error = std::make_shared<Error>(
-            Code::invalid_config, fmt::format("prompt: a LoRA file that it names does not fit '{}'; expected others",
-                                              jobs[0]->model->served.name));
-      }
     } catch (const std::bad_alloc&) {
       error = std::make_shared<Error>(Code::out_of_memory, "the host's memory is used up");
     } catch (const std::exception& e) {
@@ -374,10 +397,8 @@ void JobQueue::generate(const std::vector<Ticket>& jobs) {
   Model& m = *jobs[0]->model;
   std::vector<std::string> warnings;
   const WarningSink sink(warnings);
-  if (text_of_files(m.loras) != text_of_files(jobs[0]->loras)) {
-    m.pipeline.set_loras(jobs[0]->loras);
-    m.loras = jobs[0]->loras;
-  }
+  if (text_of_files(m.loras) != text_of_files(jobs[0]->loras)) m.set_loras(jobs[0]->loras);
+  warnings = m.lora_warnings;
   std::vector<const SampleRequest*> requests;
   for (const Ticket& job : jobs) requests.push_back(&job->request);
   SampleRequest r = joined(requests);

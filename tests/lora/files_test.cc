@@ -185,6 +185,27 @@ TEST_F(LoraFiles, HaveAlphaInTheirMetadataUnlessATensorHasIt) {
   }
 }
 
+TEST_F(LoraFiles, WithAlphaZeroSayWhatItMeans) {
+  const auto read = [&](const Change& change, const std::map<std::string, std::string>& metadata) {
+    testing::internal::CaptureStderr();
+    const LoraFile lora = read_lora(changed(change, metadata), targets);
+    return std::pair(lora.pairs.at("unet").at("conv_in.weight").alpha, testing::internal::GetCapturedStderr());
+  };
+  const std::string key = "lora_unet_conv_in.alpha";
+  const auto [of_tensor, of_kohya] = read(
+      [&](HostArrays& a) {
+        a[key] = HostArray::of<float>({DType::f32, {}}, {{0.0F}});
+      },
+      {});
+  EXPECT_EQ(of_tensor, 2) << "the rank";
+  EXPECT_TRUE(contains(of_kohya, "'" + key + "' is 0 and counts as the rank")) << of_kohya;
+  const auto [of_metadata, of_peft] =
+      read([&](HostArrays& a) { std::erase_if(a, [](const auto& t) { return t.first.ends_with(".alpha"); }); },
+           {{"lora_adapter_metadata", R"({"unet.r": 2, "unet.lora_alpha": 0})"}});
+  EXPECT_EQ(of_metadata, 0);
+  EXPECT_TRUE(contains(of_peft, "its metadata has alpha 0, so that matrices add nothing")) << of_peft;
+}
+
 TEST_F(LoraFiles, HoldDifferencesOfNormsAsLycorisNamesThem) {
   const std::vector<float> weight(8, 0.5f), bias(8, -0.25f);
   const LoraFile lora =
@@ -254,6 +275,41 @@ TEST_F(LoraFiles, OfOtherMethodsAreRefusedByName) {
   EXPECT_TRUE(contains(refused(R"({"unet.init_lora_weights": "pissa_niter_4"})"), "pissa"));
   EXPECT_TRUE(contains(refused(R"({"unet.lora_alpha": "much"})"), "lora_adapter_metadata of unet"));
   EXPECT_TRUE(contains(refused("nonsense"), "expected a JSON object"));
+}
+
+TEST_F(LoraFiles, OfQuantizedMatricesAreRefusedByNameWhateverTheKeysSay) {
+  const std::string module = "lora_unet_conv_in.lora_down", weight = module + ".weight";
+  const std::string rotated = R"({"format": "int8_tensorwise", "convrot": true})";
+  const auto bytes = [](const std::string& text) { return HostArray::of<char>({DType::u8, {std::ssize(text)}}, text); };
+  const HostArray one = HostArray::of<float>({DType::f32, {}}, {{1.0F}});
+  const auto int8 = [&](HostArrays& a) { a[weight] = HostArray(Shape{DType::s8, a.at(weight).dims()}); };
+  const auto float8 = [&](HostArrays& a) { a[weight] = a.at(weight).cast(DType::f8e4m3fn); };
+  const std::vector<std::tuple<Change, std::map<std::string, std::string>, const char*>> cases = {
+      {[&](HostArrays& a) { int8(a), a[module + ".weight_scale"] = one, a[module + ".comfy_quant"] = bytes(rotated); },
+       {},
+       "rotated weights (convrot)"},
+      {[&](HostArrays& a) { int8(a), a[module + ".weight_scale"] = one; },
+       {{"_quantization_metadata", "{\"layers\": {\"" + module + "\": " + rotated + "}}"}},
+       "rotated weights (convrot)"},
+      {[&](HostArrays& a) { a["lora_unet_conv_in.comfy_quant"] = bytes(rotated); },
+       {},
+       "'lora_unet_conv_in.comfy_quant' marks quantized weights, but the file holds no 'lora_unet_conv_in.weight'"},
+      {[&](HostArrays& a) { float8(a), a[module + ".scale_weight"] = one; }, {}, "scaled float8"},
+      {[&](HostArrays& a) { float8(a), a[module + ".weight_scale_inv"] = one; }, {}, "weight_scale_inv"},
+      {int8, {}, "'lora_unet_conv_in.lora_down.weight' is s8; expected float32"},
+  };
+  for (const auto& [change, metadata, text] : cases) {
+    const std::string path = changed(change, metadata);
+    for (const MissingKeys missing : {MissingKeys::refused, MissingKeys::left_out}) {
+      const std::string message = message_of([&] { read_lora(path, targets, "", missing); });
+      EXPECT_TRUE(contains(message, text)) << message;
+    }
+    const std::string resized = message_of([&] { read_lora_contents(path); });
+    EXPECT_TRUE(contains(resized, text)) << resized;
+  }
+  // float8 without a scale is what it says.
+  const LoraFile plain = read_lora(changed(float8), targets);
+  EXPECT_EQ(plain.pairs.at("unet").at("conv_in.weight").down.dtype(), DType::f8e4m3fn);
 }
 
 TEST_F(LoraFiles, OfOtherShapesAreRefusedWithBoth) {

@@ -117,7 +117,7 @@ TEST_F(TransformerLora, OfImageToVideoIsUsedWithoutItsImageInput) {
 }
 
 TEST_F(TransformerLora, OfAnotherModelIsUsedWhereItHasAPlaceIfAsked) {
-  const std::string block = "diffusion_model.blocks.1.cross_attn.", far = "diffusion_model.blocks.9.self_attn.";
+  const std::string block = "diffusion_model.blocks.1.cross_attn.", far = "diffusion_model.blocks.1.gate.";
   HostArrays all = pair(block + "o");
   for (const char* module : {"q", "k"}) all.merge(pair(far + module));
   const auto with = [&](const HostArrays& arrays, MissingKeys missing) {
@@ -135,6 +135,35 @@ TEST_F(TransformerLora, OfAnotherModelIsUsedWhereItHasAPlaceIfAsked) {
   // A file of which nothing has a place is of another model.
   const std::string none = message_of([&] { with(pair(far + "q"), MissingKeys::left_out); });
   EXPECT_TRUE(contains(none, "2 of 2 keys have no place") && !contains(none, "lora_missing_keys")) << none;
+}
+
+// As diffusers 0.42 loads them: Wan, FLUX.1 and SDXL, in its layout, kohya's and ComfyUI's.
+TEST_F(TransformerLora, OfMoreBlocksIsUsedInThoseOfTheModel) {
+  for (const std::string beginning : {"diffusion_model.blocks.", "lora_unet_blocks_", "transformer.blocks."}) {
+    const bool kohya = beginning.ends_with('_');
+    const auto module = [&](int block) {
+      return beginning + std::to_string(block) + (kohya ? "_cross_attn_o" : ".cross_attn.o");
+    };
+    HostArrays all = pair(module(1), "lora_down", "lora_up");
+    all.merge(pair(module(7), "lora_down", "lora_up"));
+    all[module(7) + ".alpha"] = counted({1});
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(only(read(all)), "transformer/blocks.1.attn2.to_out.0.weight") << beginning;
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(contains(
+        log, "3 of 5 keys are left out, as diffusers does: this model has no such layers: " + module(7) + ".alpha"))
+        << log;
+    all.merge(pair(beginning + (kohya ? "1_gate" : "1.gate")));
+    if (beginning.starts_with("transformer.")) {  // under its own names diffusers leaves out any layer
+      EXPECT_EQ(only(read(all)), "transformer/blocks.1.attn2.to_out.0.weight");
+      continue;
+    }
+    const std::string message = refusal(all);
+    EXPECT_TRUE(contains(message, "5 of 7 keys have no place") && contains(message, module(7))) << message;
+  }
+  // Nothing is left: the file is for another model.
+  const std::string message = refusal(pair("transformer.blocks.7.attn2.to_out.0"));
+  EXPECT_TRUE(contains(message, "2 of 2 keys have no place")) << message;
 }
 
 TEST_F(TransformerLora, OfPatchesMayBeFlat) {

@@ -227,6 +227,54 @@ TEST_F(InversionRuns, FoldersOfEmbeddingsAreReadAsFarAsTheyFit) {
             latents("sd", prompt, {"embeddings=" + kGoldens + "inversion/dog.safetensors"}));
 }
 
+TEST_F(InversionRuns, OfLoraFilesAreThoseOfFilesOfTheirOwn) {
+  const auto file = [&](const std::string& name, HostArrays arrays, const HostArrays& extra) {
+    arrays.insert(extra.begin(), extra.end());
+    make_folders(t / "loras");
+    write_safetensors(t / "loras/" + name + ".safetensors", arrays);
+    return t / "loras/" + name + ".safetensors";
+  };
+  const std::string both = kGoldens + "inversion/both.safetensors", plain = kModels + "lora_kohya.safetensors";
+  HostArrays words;
+  for (const auto& [name, rows] : tensors_of(both)) words["bundle_emb.mytok." + name] = rows;
+  const std::string bundled = file("bundled", tensors_of(plain), words), prompt = "a mytok heart";
+  const std::vector<double> expected =
+      latents("sdxl", prompt, {"lora_files=" + plain, "embeddings=" + both, "embedding_tokens=mytok"});
+  EXPECT_NE(expected, latents("sdxl", prompt, {"lora_files=" + plain}));
+  EXPECT_EQ(latents("sdxl", prompt, {"lora_files=" + bundled}), expected);
+  EXPECT_EQ(latents("sdxl", prompt + "<lora:bundled:1>", {"lora_dir=" + (t / "loras")}), expected);
+  EXPECT_EQ(latents("sdxl", prompt, {"lora_files=" + bundled, "embeddings=" + both, "embedding_tokens=mytok"}),
+            expected);
+
+  // One text encoder, by the web UI's names.
+  HostArrays pair;
+  const Dims conv = tensors_of(kModels + "sd/unet/diffusion_pytorch_model.safetensors").at("conv_in.weight").dims();
+  for (const auto& [name, dims] :
+       {std::pair("down", Dims{2, conv[1], conv[2], conv[3]}), {"up", Dims{conv[0], 2, 1, 1}}}) {
+    HostArray a(Shape{DType::f32, dims});
+    std::ranges::fill(a.mutable_view<float>(), 0.25F);
+    pair[fmt::format("lora_unet_conv_in.lora_{}.weight", name)] = a;
+  }
+  const HostArray rows = tensors_of(kGoldens + "inversion/dog.safetensors").at("<dog>");
+  const std::vector<double> of_dog =
+      latents("sd", prompt,
+              {"lora_files=" + file("pair", pair, {}), "embeddings=" + kGoldens + "inversion/dog.safetensors",
+               "embedding_tokens=mytok"});
+  for (const char* name : {"emb_params", "string_to_param.*"})
+    EXPECT_EQ(
+        latents("sd", prompt, {"lora_files=" + file("one", pair, {{fmt::format("bundle_emb.mytok.{}", name), rows}})}),
+        of_dog)
+        << name;
+
+  // What no text encoder has a place for is refused, or left out by name.
+  const std::string other = file("other", pair, {{"bundle_emb.mytok.clip_l", rows}, {"bundle_emb.mytok.clip_g", rows}});
+  const std::string err = refusal("sd", {"lora_files=" + other});
+  EXPECT_TRUE(contains(err, "1 of 4 keys have no place") && contains(err, "unread: bundle_emb.mytok.clip_g") &&
+              contains(err, "embeddings of a word"))
+      << err;
+  EXPECT_EQ(latents("sd", prompt, {"lora_files=" + other, "lora_missing_keys=warn"}), of_dog);
+}
+
 TEST_F(InversionRuns, WhatCannotBeIsRefusedByName) {
   const std::string dog = kGoldens + "inversion/dog.safetensors";
   write_file_atomic(t / "old.pt", "PK");

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "maxdiffusion/base/base64.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/media/decode_image.h"
 #include "maxdiffusion/media/image.h"
 #include "tests/cli/command.h"
@@ -315,6 +316,38 @@ TEST(ServerLoad, OfManyClientsNoRequestIsLostAndEachGetsItsOwnImage) {
 #endif
     server.signal(SIGTERM);
     EXPECT_EQ(server.wait(), 0);
+  }
+}
+
+TEST(ServerLoras, OfAnotherModelAreLeftOutWithAWarningInEachAnswerOrRefused) {
+  const TemporaryFolder t;
+  make_folders(t / "loras");
+  HostArrays lora = SafetensorsReader::open(MD_SOURCE_DIR "/tests/golden/pipelines/lora_kohya.safetensors").tensors();
+  const size_t known = lora.size();
+  lora["lora_unet_mid_block_gate.alpha"] = lora.begin()->second;
+  write_safetensors(t / "loras/more.safetensors", lora);
+  const std::string text = fmt::format("1 of {} keys have no place in this model", known + 1);
+  const json request = {{"prompt", "a <lora:more:1>"}};
+  for (const char* value : {"error", "warn"}) {
+    const TestServer server({MD_SOURCE_DIR "/tests/golden/pipelines/sdxl", "height=16", "width=16",
+                             "num_inference_steps=2", "warm_up=false", "lora_dir=" + (t / "loras"),
+                             std::string("lora_missing_keys=") + value});
+    for (int i = 0; i < 2; ++i) {  // the second request keeps the weights
+      const Answer a = server.post(kGenerations, request);
+      EXPECT_FALSE(contains(a.body, t.path())) << a.body;
+      if (value == std::string("error")) {
+        EXPECT_EQ(a.status, 400);
+        EXPECT_TRUE(
+            contains(a.body, "prompt: a LoRA file that it names does not fit 'sdxl': LoRA 'more.safetensors': " + text))
+            << a.body;
+      } else {
+        ASSERT_EQ(a.status, 200) << a.body;
+        ASSERT_EQ(a.value()["warnings"].size(), 1u) << a.body;
+        EXPECT_EQ(a.value()["warnings"][0],
+                  "LoRA 'more.safetensors': " + text + " and are left out: lora_unet_mid_block_gate.alpha");
+      }
+    }
+    EXPECT_FALSE(server.post(kGenerations, {{"prompt", "a"}}).value().contains("warnings"));
   }
 }
 
