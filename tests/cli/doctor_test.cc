@@ -127,7 +127,7 @@ TEST(Doctor, SaysWhatAConfigTakes) {
 TEST(Doctor, ComparesTheClocksOfProcesses) {
   const Outcome o = shell("mpiexec.mpich -n 2 " + kDoctor);
   EXPECT_EQ(o.status, 0) << o.out << o.err;
-  EXPECT_TRUE(contains(o.out, "those of 2 processes are 0.0")) << o.out;
+  EXPECT_TRUE(contains(o.out, "the clocks of 2 processes are 0.0")) << o.out;
 }
 
 }  // namespace
