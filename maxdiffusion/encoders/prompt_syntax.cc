@@ -10,6 +10,7 @@
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/replaced.h"
+#include "maxdiffusion/base/shortened.h"
 
 namespace md {
 namespace {
@@ -280,11 +281,16 @@ std::vector<WeightedText> parse_weights(const std::string& syntax, const std::st
     parse_comfyui(replaced(replaced(prompt, "\\)", close), "\\(", open), 1, parts);
     for (WeightedText& p : parts) p.text = replaced(replaced(p.text, close, ")"), open, "(");
   }
-  for (WeightedText& p : parts)
+  constexpr double kLargest = 1e6;  // embeddings times their weights stay finite
+  for (WeightedText& p : parts) {
+    check(std::abs(p.weight) <= kLargest, Code::invalid_config,
+          "prompt: the weights around \"{}\" multiply to {:.3g}; expected at most {:.0f} in size", shortened(p.text),
+          p.weight, kLargest);
     if (syntax == "a1111" && !out.empty() && !p.breaks && !out.back().breaks && out.back().weight == p.weight)
       out.back().text += p.text;
     else
       out.push_back(std::move(p));
+  }
   return out;
 }
 

@@ -25,7 +25,7 @@ struct WeightedText {
   bool breaks = false;  // BREAK; no text
 };
 /// syntax: a1111 or comfyui. Adjacent texts of equal weight are merged. Throws invalid_config for a weight that is not
-/// a number.
+/// a number, or larger than 1e6 in size.
 std::vector<WeightedText> parse_weights(const std::string& syntax, const std::string& prompt);
 
 /// One run of the encoder.

@@ -59,6 +59,21 @@ TEST(PromptSyntax, OfComfyUiIsReadAsItDefines) {
     EXPECT_EQ(read_as("comfyui", prompt), parts) << prompt;
 }
 
+TEST(PromptSyntax, WeightsThatMultiplyToMoreThanEmbeddingsHoldAreRefused) {
+  for (const auto& [syntax, prompt] : std::vector<std::pair<std::string, std::string>>{
+           {"a1111", std::string(8000, '(') + "cat" + std::string(8000, ')')},  // 1.1^8000 is infinite
+           {"a1111", "((cat:1000):1001)"},
+           {"comfyui", "(cat:-1e7)"}}) {
+    try {
+      parse_weights(syntax, prompt);
+      FAIL() << prompt;
+    } catch (const Error& e) {
+      EXPECT_EQ(e.code(), Code::invalid_config);
+      EXPECT_TRUE(contains(e.message(), "prompt: the weights around \"cat\" multiply to ")) << e.message();
+    }
+  }
+}
+
 TEST(PromptSchedule, GivesTheTextsOfA1111InEveryStep) {
   int changing = 0;
   for (const nlohmann::json& c : parse_json(read_file(MD_SOURCE_DIR "/tests/golden/prompts/schedules.json"))) {
