@@ -27,6 +27,7 @@
 #include "maxdiffusion/base/temporary_folder.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/checkpoint/checksums.h"
+#include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/commands/model_words.h"
 #include "maxdiffusion/data/records/image_folder.h"
@@ -271,9 +272,11 @@ void generate_into(const std::string& folder, const std::string& place, const Ge
   Work work{plan, folder, plan.as_reference ? std::set<std::string>() : names_in(place)};
   PipelineOptions options = plan.pipeline;
   options.lora = plan.items[0].lora;
+  std::set<std::string> opened;
   for (const GenerateItem& item : plan.items)
-    naming(item, plan, [&] {
-      chosen_loras(item.lora);  // throws for a file that is missing
+    naming(item, plan, [&] {  // a file that is missing or damaged
+      for (const LoraChoice& l : chosen_loras(item.lora))
+        if (opened.insert(l.path).second) SafetensorsReader::open(l.path);
       options.later_loras.push_back(item.lora);
     });
   DiffusionPipeline pipeline = DiffusionPipeline::load(plan.model, options);

@@ -227,6 +227,7 @@ Outcome done(Kind kind, const Words& words) {
   for (const auto& f : fs::recursive_directory_iterator(out.path())) {
     if (!f.is_regular_file() || f.path().filename().string().starts_with('.')) continue;
     const std::string name = f.path().string().substr(out.path().size());
+    if (name.find("/cache/used/") != name.npos) continue;  // holds the run's folder, which is another one each time
     const bool times = name.find("tfevents") != name.npos || name.find("/profile/") != name.npos;
     o.made[times ? std::regex_replace(name, number, "") : name] = content_of(f.path());
   }
