@@ -29,7 +29,8 @@ std::string small_model(const TemporaryFolder& folder, int channels, const char*
 Outcome on_eight_h100(std::vector<std::string> words, int channels = 80, const char* down = "CrossAttnDownBlock2D") {
   const TemporaryFolder folder;
   words.insert(words.begin() + 1, {kConfig, small_model(folder, channels, down), "hardware=gpu", "topology=1x1x8",
-                                   "gpu_type=h100", "activations_dtype=bfloat16", "ema_decay=0", "attention=flash"});
+                                   "gpu_type=h100", "activations_dtype=bfloat16", "ema_decay=0", "attention=flash",
+                                   "optimizer=adamw", "optimizer_args=[]"});
   return maxdiffusion(words);
 }
 

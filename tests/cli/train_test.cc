@@ -57,6 +57,8 @@ std::vector<std::string> words(const std::string& name, const std::vector<std::s
                                 "vae_per_device_batch_size=3",
                                 "max_train_steps=6",
                                 "learning_rate_schedule_steps=100",
+                                "optimizer=adamw",
+                                "optimizer_args=[]",
                                 "per_device_batch_size=4",
                                 "checkpoint_every=8",
                                 "num_inference_steps=3",

@@ -53,7 +53,8 @@ std::string train(const std::string& name, const std::string& extra) {
   return MD_BINARY_DIR "/maxdiffusion train " MD_SOURCE_DIR "/configs/quickstart.yml output_dir=" +
          (shared().folder / "runs") + " run_name=" + name +
          " dataset_name= activations_dtype=float32 resolution=16 global_batch_size=4 learning_rate_schedule_steps=100 "
-         "noise_offset=0.1 input_perturbation=0.1 num_inference_steps=2 xla_flags=--xla_backend_optimization_level=0 " +
+         "optimizer=adamw optimizer_args=[] noise_offset=0.1 input_perturbation=0.1 num_inference_steps=2 "
+         "xla_flags=--xla_backend_optimization_level=0 " +
          extra;
 }
 
