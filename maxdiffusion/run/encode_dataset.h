@@ -29,7 +29,7 @@ struct CacheConfig {
   std::string kind = "images";  // see ArrayCache
   bool with_captions = false;   // what is computed of an image depends on its caption
 };
-/// What is computed of captions alone, each once.
+/// What is computed only from captions: each caption is encoded once.
 struct CachedCaptions {
   std::string key;  // see ArrayCache
   std::function<HostArrays(const std::vector<std::string>&)> encode;
