@@ -152,7 +152,7 @@ void check_run(const TrainingRequest& r) {
   std::optional<TrainingData> data;
   if (planned)
     faults.pass("data", [&] {
-      data = open_training_data(*models, plan, false);
+      data = open_unencoded_data(*models, plan);
       for (const auto& [name, a] : data->batches->next()) log_info("first batch: {} {}", name, to_string(a.shape()));
       check_records(plan.data, !r.data.images.bucket_no_upscale, *models->family());
       check_encoded_records(plan.data);

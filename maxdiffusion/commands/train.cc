@@ -81,10 +81,11 @@ bool encodes(const TrainPlan& plan) {
 
 TrainingData open_data(ModelComponents& models, const TrainPlan& plan) {
   check_same_data(plan.data);
-  if (encodes(plan)) check_start(models, plan);
+  std::optional<StateInfo> resumed;
+  if (encodes(plan)) resumed = check_start(models, plan);
   const Phase phase("data", plan.run.timing_file);
   if (plan.run.is_coordinator && encodes(plan)) forget_used_items(plan.data.cache);
-  return open_training_data(models, plan);
+  return open_training_data(models, plan, resumed);
 }
 
 void log_plan(const ModelComponents& models, const TrainPlan& plan) {

@@ -157,20 +157,23 @@ std::vector<std::vector<SampleItems>> items_of(const ImagesInBuckets& images, co
   return out;
 }
 
+using Flags = std::vector<std::vector<bool>>;  // of each bucket's samples
+
 /// Images that are encoded together: indices of one bucket's samples.
 struct Group {
   size_t bucket;
   std::vector<size_t> samples;
 };
-/// The missing images, each once.
-std::vector<Group> missing_images(const std::vector<std::vector<SampleItems>>& items, const ArrayCache& cached,
-                                  int64_t together) {
+/// The missing images among those that are read, each once.
+std::vector<Group> missing_images(const std::vector<std::vector<SampleItems>>& items, const Flags& read,
+                                  const Flags& damaged, const ArrayCache& cached, int64_t together) {
   std::vector<Group> groups;
   std::unordered_set<std::string> grouped;
   for (size_t b = 0; b < items.size(); ++b) {
     std::vector<size_t> missing;
     for (size_t i = 0; i < items[b].size(); ++i)
-      if (!cached.find(items[b][i].image) && grouped.insert(items[b][i].image).second) missing.push_back(i);
+      if (read[b][i] && !damaged[b][i] && !cached.find(items[b][i].image) && grouped.insert(items[b][i].image).second)
+        missing.push_back(i);
     for (size_t at = 0; at < missing.size(); at += static_cast<size_t>(together)) {
       const auto end =
           missing.begin() + static_cast<long>(std::min(missing.size(), at + static_cast<size_t>(together)));
@@ -180,16 +183,29 @@ std::vector<Group> missing_images(const std::vector<std::vector<SampleItems>>& i
   return groups;
 }
 
-/// Encodes and stores the captions of samples whose images are cached, each once. `texts`: those that are known, by
-/// item; others are read.
+/// The sample that is read instead of sample i: itself or, if it is damaged, the bucket's next one. None if all are.
+std::optional<size_t> usable(const std::vector<bool>& damaged, size_t i) {
+  for (size_t k = 0; k < damaged.size(); ++k)
+    if (const size_t at = (i + k) % damaged.size(); !damaged[at]) return at;
+  return {};
+}
+
+int64_t count_of(const Flags& flags) {
+  int64_t n = 0;
+  for (const auto& bucket : flags) n += std::ranges::count(bucket, true);
+  return n;
+}
+
+/// Encodes and stores the captions of samples that are read, each once. `texts`: those that are known, by item; others
+/// are read.
 void add_captions(const ImagesInBuckets& images, const ImageConfig& config,
-                  const std::vector<std::vector<SampleItems>>& items, const ArrayCache& cached, ArrayCache& to,
-                  const CachedCaptions& captions, std::unordered_map<std::string, std::string> texts) {
+                  const std::vector<std::vector<SampleItems>>& items, const Flags& read, const Flags& damaged,
+                  ArrayCache& to, const CachedCaptions& captions, std::unordered_map<std::string, std::string> texts) {
   std::vector<std::string> missing;
   for (size_t b = 0; b < items.size(); ++b)
     for (size_t i = 0; i < items[b].size(); ++i) {
       const SampleItems& sample = items[b][i];
-      if (!cached.find(sample.image) || to.find(sample.caption)) continue;
+      if (!read[b][i] || damaged[b][i] || to.find(sample.caption)) continue;
       const auto [known, fresh] = texts.try_emplace(sample.caption);
       if (fresh && captions.caption) {
         known->second = *captions.caption;
@@ -219,73 +235,96 @@ CachedImages cache_here(const ImagesInBuckets& images, const ImageConfig& config
   const auto encoded_images = std::make_shared<ArrayCache>(cache.place.folder, cache.kind, cache.key);
   const auto encoded_captions =
       captions ? std::make_shared<ArrayCache>(cache.place.folder, "captions", captions->key) : nullptr;
-  std::vector<std::string> all_images, all_captions;
-  for (const auto& bucket : items)
-    for (const SampleItems& sample : bucket) all_images.push_back(sample.image), all_captions.push_back(sample.caption);
-  encoded_images->open(all_images);
-  if (captions) encoded_captions->open(all_captions);
-  const auto total = std::ssize(all_images);
-  const auto present = [](const ArrayCache& in, const std::vector<std::string>& all) {
+  Flags damaged, all;
+  for (const auto& bucket : items) damaged.emplace_back(bucket.size(), false), all.emplace_back(bucket.size(), true);
+  Flags read = cache.read ? cache.read(images.records) : all;
+  std::vector<std::string> image_items, caption_items;  // of samples that are read
+  for (size_t b = 0; b < items.size(); ++b)
+    for (size_t i = 0; i < items[b].size(); ++i)
+      if (read[b][i]) image_items.push_back(items[b][i].image), caption_items.push_back(items[b][i].caption);
+  encoded_images->open(image_items);
+  if (captions) encoded_captions->open(caption_items);
+  const auto present = [](const ArrayCache& in, const std::vector<std::string>& names) {
     return static_cast<int64_t>(
-        std::ranges::count_if(all, [&](const auto& item) { return in.find(item).has_value(); }));
+        std::ranges::count_if(names, [&](const auto& item) { return in.find(item).has_value(); }));
   };
-  int64_t done = present(*encoded_images, all_images);
-  const int64_t captions_done = captions ? present(*encoded_captions, all_captions) : total;
-  const std::vector<Group> missing = missing_images(items, *encoded_images, cache.together);
-  if (done < total || captions_done < total)
-    log_info("caching {} in {}: {} of {}{} are cached already", cache.title, cache.place.folder, done, total,
-             captions ? fmt::format(" images and {} of {} captions", captions_done, total) : " images");
-  const auto load = [&](size_t i) {
-    const auto& [b, samples] = missing[i];
-    std::vector<int64_t> records;
-    for (const size_t k : samples) records.push_back(images.records[b][k]);
-    return load_images(*images.source, records, config, config.several_sizes() ? &images.sizes[b] : nullptr);
-  };
-  ProgressBar bar(cache.title, total, done, true);
-  const Encoded encoded = [&](int64_t n) { bar.update(done + n, ""); };
-  std::future<LoadedImages> next;
+  const int64_t count = count_of(all), wanted = count_of(read);
+  int64_t done = present(*encoded_images, image_items);
+  const int64_t captions_done = captions ? present(*encoded_captions, caption_items) : wanted;
+  if (done < wanted || captions_done < wanted)
+    log_info("caching {} in {}: {}{} of {}{} are cached already", cache.title, cache.place.folder,
+             wanted < count ? fmt::format("of {} images the run reads {}; ", count, wanted) : "", done, wanted,
+             captions ? fmt::format(" images and {} of {} captions", captions_done, wanted) : " images");
   std::unordered_map<std::string, std::string> texts;  // of new images, by item
   std::string first;                                   // reason for skipping an image
-  for (size_t i = 0; i < missing.size(); ++i) {
-    const LoadedImages loaded = next.valid() ? next.get() : load(i);
-    if (i + 1 < missing.size()) next = std::async(std::launch::async, load, i + 1);
-    const auto& [b, samples] = missing[i];
-    if (first.empty() && !loaded.skipped.empty()) first = loaded.skipped[0];
-    if (loaded.names.empty()) continue;
-    std::vector<std::string> names;
-    for (size_t k = 0; const int64_t record : loaded.numbers) {
-      while (images.records[b][samples[k]] != record) ++k;
-      const SampleItems& sample = items[b][samples[k]];
-      if (captions) texts[sample.caption] = captions->caption ? *captions->caption : loaded.captions[names.size()];
-      names.push_back(sample.image);
+  const auto encode_groups = [&](const std::vector<Group>& missing) {
+    const auto load = [&](size_t i) {
+      const auto& [b, samples] = missing[i];
+      std::vector<int64_t> records;
+      for (const size_t k : samples) records.push_back(images.records[b][k]);
+      return load_images(*images.source, records, config, config.several_sizes() ? &images.sizes[b] : nullptr);
+    };
+    ProgressBar bar(cache.title, count_of(read), done, true);
+    const Encoded encoded = [&](int64_t n) { bar.update(done + n, ""); };
+    std::future<LoadedImages> next;
+    for (size_t i = 0; i < missing.size(); ++i) {
+      const LoadedImages loaded = next.valid() ? next.get() : load(i);
+      if (i + 1 < missing.size()) next = std::async(std::launch::async, load, i + 1);
+      const auto& [b, samples] = missing[i];
+      if (first.empty() && !loaded.skipped.empty()) first = loaded.skipped[0];
+      if (loaded.names.empty()) continue;
+      std::vector<std::string> names;
+      for (size_t k = 0; const int64_t record : loaded.numbers) {
+        while (images.records[b][samples[k]] != record) ++k;
+        const SampleItems& sample = items[b][samples[k]];
+        if (captions) texts[sample.caption] = captions->caption ? *captions->caption : loaded.captions[names.size()];
+        names.push_back(sample.image);
+      }
+      encoded_images->put(names, encode(loaded, encoded));
+      bar.update(done += std::ssize(names), "");
     }
-    encoded_images->put(names, encode(loaded, encoded));
-    bar.update(done += std::ssize(names), "");
+    bar.finish();
+  };
+  for (;;) {
+    const std::vector<Group> missing = missing_images(items, read, damaged, *encoded_images, cache.together);
+    if (missing.empty()) break;
+    encode_groups(missing);
+    for (size_t b = 0; b < items.size(); ++b)
+      for (size_t i = 0; i < items[b].size(); ++i)
+        damaged[b][i] = read[b][i] && !encoded_images->find(items[b][i].image);
+    for (size_t b = 0; b < items.size(); ++b)
+      for (size_t i = 0; i < items[b].size(); ++i)
+        if (damaged[b][i])
+          if (const auto instead = usable(damaged[b], i)) read[b][*instead] = true;
   }
-  bar.finish();
-  if (captions) add_captions(images, config, items, *encoded_images, *encoded_captions, *captions, std::move(texts));
+  if (captions) add_captions(images, config, items, read, damaged, *encoded_captions, *captions, std::move(texts));
 
-  CachedImages out{.sizes = {}, .buckets = {}, .skipped = images.skipped};
+  const int64_t unusable = count_of(damaged);
+  CachedImages out{.sizes = {}, .buckets = {}, .images = count - unusable, .skipped = images.skipped + unusable};
   std::vector<std::string> used;
   for (size_t b = 0; b < items.size(); ++b) {
     const auto samples = std::make_shared<CachedSamples>(encoded_images, encoded_captions);
     for (size_t i = 0; i < items[b].size(); ++i) {
-      const auto image = encoded_images->find(items[b][i].image);
-      if (!image) continue;
-      used.push_back(encoded_images->name() + "/" + items[b][i].image);
-      if (captions) used.push_back(encoded_captions->name() + "/" + items[b][i].caption);
-      samples->add(images.records[b][i], *image,
-                   captions ? encoded_captions->find(items[b][i].caption).value() : ArrayCache::Place());
+      if (damaged[b][i] && !cache.read) continue;
+      const std::optional<size_t> at = usable(damaged[b], i);
+      if (!at) break;
+      if (!read[b][*at]) {
+        samples->add_unread(images.records[b][*at]);
+        continue;
+      }
+      const SampleItems& sample = items[b][*at];
+      used.push_back(encoded_images->name() + "/" + sample.image);
+      if (captions) used.push_back(encoded_captions->name() + "/" + sample.caption);
+      samples->add(images.records[b][*at], encoded_images->find(sample.image).value(),
+                   captions ? encoded_captions->find(sample.caption).value() : ArrayCache::Place());
     }
     if (samples->size() == 0) continue;
     out.sizes.push_back(images.sizes[b]);
     out.buckets.push_back(samples);
   }
   const std::string& name = images.source->name();
-  check(!out.buckets.empty(), Code::io, "{}: none of {} images can be decoded; the first: {}", name, total, first);
-  const int64_t damaged = total - out.size();
-  out.skipped += damaged;
-  if (damaged > 0) log_warning("{}: {} of {} images cannot be decoded and are skipped", name, damaged, total);
+  check(!out.buckets.empty(), Code::io, "{}: none of {} images can be decoded; the first: {}", name, count, first);
+  if (unusable > 0) log_warning("{}: {} of {} images cannot be decoded and are skipped", name, unusable, count);
   if (processes().is_coordinator()) record_used_items(cache.place, cache.title + " " + name, used);
   return out;
 }
@@ -301,14 +340,9 @@ ImagesInBuckets images_with_keys(const std::shared_ptr<const RecordSource>& sour
 
 }  // namespace
 
-int64_t CachedImages::size() const {
-  int64_t n = 0;
-  for (const auto& b : buckets) n += b->size();
-  return n;
-}
-
 HostArrays CachedSamples::read(int64_t sample) const {
   const Sample& s = samples_.at(static_cast<size_t>(sample));
+  check(s.cached, Code::internal, "sample {} is read, which the order of batches does not contain", sample);
   HostArrays out = images_->read(s.image);
   if (captions_) out.merge(captions_->read(s.caption));
   return out;
@@ -316,6 +350,7 @@ HostArrays CachedSamples::read(int64_t sample) const {
 
 void CachedSamples::each(const std::string& name, const std::function<void(const HostArray&)>& take) const {
   for (const Sample& s : samples_) {
+    if (!s.cached) continue;
     const HostArray a = images_->read(s.image).at(name);
     take(a.reshaped(batched(1, a.shape()).dims));
   }
@@ -336,7 +371,7 @@ std::shared_ptr<const Examples> cached_examples(std::shared_ptr<const CachedSamp
 
 CachedImages encode_dataset(ModelComponents& models, const CachePlace& cache,
                             const std::shared_ptr<const RecordSource>& source, const ImageConfig& config,
-                            CachedText text, const std::string* caption) {
+                            CachedText text, const std::string* caption, ImagesRead read) {
   const ImagesInBuckets images = images_with_keys(source, config, cache);
   // Of models that see reference images, texts are encoded with their images.
   const bool with_captions =
@@ -389,7 +424,8 @@ CachedImages encode_dataset(ModelComponents& models, const CachePlace& cache,
        .key = identity.images + (with_captions ? "\n" + identity.captions + (caption ? *caption : "") : ""),
        .title = "latents and text embeddings",
        .together = images_together(images.sizes),
-       .with_captions = with_captions},
+       .with_captions = with_captions,
+       .read = std::move(read)},
       encode, with_captions || text == CachedText::none ? nullptr : &captions);
 }
 
@@ -398,6 +434,13 @@ std::vector<std::vector<HostArray>> references_of(const std::vector<HostArray>& 
   for (size_t k = 0; k < out.size(); ++k)
     for (const HostArray& place : places) out[k].push_back(row_of(place, static_cast<int64_t>(k)));
   return out;
+}
+
+int64_t images_to_encode(const CachePlace& cache, const std::shared_ptr<const RecordSource>& source,
+                         const ImageConfig& config) {
+  int64_t n = 0;
+  for (const auto& records : images_with_keys(source, config, cache).records) n += std::ssize(records);
+  return n;
 }
 
 CachedImages cache_pixels(const CachePlace& cache, const std::shared_ptr<const RecordSource>& source,

@@ -73,12 +73,12 @@ TEST(CacheImages, ResumesWhereItWasKilledAndEncodesNothingTwice) {
   seen = -1000;
   const CachedImages whole = cached(t / "cache", synthetic(25), 5, counting);
   EXPECT_EQ(seen, -995);  // the last part
-  ASSERT_EQ(whole.size(), 25);
+  ASSERT_EQ(whole.images, 25);
   seen = 0;
-  EXPECT_EQ(cached(t / "cache", synthetic(25), 5, counting).size(), 25);
+  EXPECT_EQ(cached(t / "cache", synthetic(25), 5, counting).images, 25);
   EXPECT_EQ(seen, 0);
   seen = -1000;  // other models use another cache
-  EXPECT_EQ(cached(t / "cache", synthetic(25), 5, counting, {.resolution = 8}, "other").size(), 25);
+  EXPECT_EQ(cached(t / "cache", synthetic(25), 5, counting, {.resolution = 8}, "other").images, 25);
   EXPECT_EQ(seen, -975);
   const HostArrays all = made(load_images(synthetic(25), {.resolution = 8}));
   for (int64_t i = 0; i < 25; ++i)
@@ -99,7 +99,7 @@ TEST(CacheImages, NamesSkipsAndCountsWhatDoesNotDecodeEveryTime) {
     const CachedImages all =
         cached(t / "cache", open_source({.train_data_dir = t / "pictures"}), 2, [](const auto& l) { return made(l); });
     const std::string log = testing::internal::GetCapturedStderr();
-    EXPECT_EQ(all.size(), 4);
+    EXPECT_EQ(all.images, 4);
     EXPECT_EQ(all.skipped, 1);
     EXPECT_EQ(all.buckets[0]->read(2).at("moments").view<float>()[0], 120);
     EXPECT_NE(log.find("skipped " + (t / "pictures/2.png")), std::string::npos) << log;
@@ -113,6 +113,50 @@ TEST(CacheImages, NamesSkipsAndCountsWhatDoesNotDecodeEveryTime) {
     EXPECT_NE(std::string(e.what()).find("none of 5 images can be decoded; the first: "), std::string::npos)
         << e.what();
   }
+}
+
+TEST(CacheImages, EncodesWhatIsReadAndReadsTheNextImageInsteadOfADamagedOne) {
+  const TemporaryFolder t;
+  make_folders(t / "pictures");
+  for (int i = 0; i < 6; ++i) {
+    HostArray rgb(Shape{DType::u8, {8, 8, 3}});
+    std::ranges::fill(rgb.mutable_view<uint8_t>(), static_cast<uint8_t>(40 * i));
+    write_png(t / fmt::format("pictures/{}.png", i), rgb);
+  }
+  for (const int damaged : {2, 5}) write_file_atomic(t / fmt::format("pictures/{}.png", damaged), "no image");
+  int64_t seen = 0;
+  const auto cached_if_read = [&](const std::vector<bool>& read) {
+    FileHashes hashes("");
+    const ImageConfig config = {.resolution = 8};
+    CacheConfig cache{{t / "cache", ""}, "key", "arrays", 2};
+    cache.read = [&](const std::vector<std::vector<int64_t>>& records) {
+      EXPECT_EQ(records, (std::vector<std::vector<int64_t>>{{0, 1, 2, 3, 4, 5}}));
+      return std::vector<std::vector<bool>>{read};
+    };
+    return cache_images(
+        sort_into_aspect_buckets(open_source({.train_data_dir = t / "pictures"}), config, true, &hashes), config, cache,
+        [&](const LoadedImages& loaded, const Encoded&) {
+          seen += std::ssize(loaded.names);
+          return made(loaded);
+        });
+  };
+  const auto level = [](const CachedImages& of, int64_t i) {
+    return of.buckets.at(0)->read(i).at("moments").view<float>()[0];
+  };
+  const CachedImages some = cached_if_read({false, false, true, false, true, false});
+  EXPECT_EQ(seen, 2);  // 3 instead of 2, and 4
+  EXPECT_EQ(some.images, 5);
+  EXPECT_EQ(some.skipped, 1);
+  ASSERT_EQ(some.buckets.at(0)->size(), 6);
+  EXPECT_EQ(level(some, 2), 120);
+  EXPECT_EQ(level(some, 4), 160);
+  for (const int64_t unread : {0, 1, 5}) EXPECT_THROW(some.buckets[0]->read(unread), Error) << unread;
+  const CachedImages all = cached_if_read({true, true, true, true, true, true});
+  EXPECT_EQ(seen, 4);
+  EXPECT_EQ(all.images, 4);
+  EXPECT_EQ(all.skipped, 2);
+  const std::vector<float> expected = {0, 40, 120, 120, 160, 0};  // after the last the first
+  for (int64_t i = 0; i < 6; ++i) EXPECT_EQ(level(all, i), expected[static_cast<size_t>(i)]) << i;
 }
 
 /// A folder of images with captions, and a cache of them: counts what is encoded, and compares what is cached with what
@@ -153,8 +197,8 @@ class ItemCache : public testing::Test {
         &captions);
     hashes.save();
     files_read = hashes.computed();
-    EXPECT_EQ(all.size(), source->size());
-    for (int64_t i = 0; i < all.size(); ++i) {
+    EXPECT_EQ(all.images, source->size());
+    for (int64_t i = 0; i < all.images; ++i) {
       const Record r = source->read(all.buckets[0]->record(i));
       const HostArrays found = all.buckets[0]->read(i);
       const HostArray rgb = decode_image_bytes(r.image.bytes.data(), r.image.bytes.size(), r.name);

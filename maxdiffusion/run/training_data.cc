@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <numeric>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/host_array_rows.h"
@@ -14,6 +15,9 @@
 
 namespace md {
 namespace {
+
+/// The checkpoint from which the run continues, if it does.
+using Resumed = std::optional<StateInfo>;
 
 /// Scales the moments of a batch for the denoiser.
 Batch scaled(const Family& family, Batch batch) {
@@ -45,6 +49,82 @@ BatchConfig batch_config(const ModelComponents& models, const TrainPlan& plan) {
           .workers = plan.data.workers};
 }
 
+/// Batches of the samples of each bucket, or of all.
+std::unique_ptr<Dataset> batches_of(std::vector<std::shared_ptr<const Examples>> buckets, bool several_sizes,
+                                    const BatchConfig& c) {
+  if (several_sizes) return examples_in_aspect_buckets(std::move(buckets), c.batch, c.stream);
+  return example_batches(buckets[0], c.batch, c.stream.seed, c.stream.shuffle, c.stream.share);
+}
+
+/// Samples without fields that note which of them are read.
+class Noted final : public Examples {
+ public:
+  explicit Noted(int64_t size) : read_(static_cast<size_t>(size)) {}
+  int64_t size() const override { return std::ssize(read_); }
+  HostArrays read(const ExampleRef& which) const override {
+    read_[static_cast<size_t>(which.index)] = true;
+    return {};
+  }
+  bool is_read(size_t i) const { return read_[i]; }
+
+ private:
+  mutable std::vector<bool> read_;
+};
+
+/// Which samples of buckets of these sizes the run reads, from the beginning and from the checkpoint that it resumes.
+std::vector<std::vector<bool>> samples_read(const TrainPlan& plan, const std::vector<int64_t>& sizes,
+                                            const Resumed& resumed) {
+  const int64_t all = std::accumulate(sizes.begin(), sizes.end(), int64_t{0}), batch = plan.update_size();
+  const int64_t steps = plan.loop.step.optim.max_train_steps;
+  std::vector<std::vector<bool>> out;
+  if (plan.autoencoder || steps <= 0 || steps * batch >= 2 * all) {
+    for (const int64_t n : sizes) out.emplace_back(n, true);
+    return out;
+  }
+  std::vector<std::shared_ptr<const Noted>> noted;
+  for (const int64_t n : sizes) noted.push_back(std::make_shared<Noted>(n));
+  BatchConfig config;  // rows of all processes
+  config.stream = {.seed = plan.run.seed, .shuffle = plan.data.shuffle};
+  config.batch = batch;
+  const std::unique_ptr<Dataset> batches =
+      batches_of({noted.begin(), noted.end()}, plan.data.images.several_sizes(), config);
+  for (int64_t i = 0; i < steps; ++i) batches->next();
+  if (resumed) {
+    batches->seek(resumed->data);
+    for (int64_t i = resumed->step; i < steps; ++i) batches->next();
+  }
+  for (const auto& bucket : noted) {
+    out.emplace_back();
+    for (size_t i = 0; i < static_cast<size_t>(bucket->size()); ++i) out.back().push_back(bucket->is_read(i));
+  }
+  return out;
+}
+
+/// Which images of each bucket the run reads. `folders`: repeat images, unless null.
+ImagesRead images_read(const TrainPlan& plan, const std::shared_ptr<const DataFolders>& folders,
+                       const Resumed& resumed) {
+  return [&plan, folders, resumed](const std::vector<std::vector<int64_t>>& records) {
+    const auto repeats = [&](int64_t record) { return folders ? folders->repeats(record) : 1; };
+    std::vector<int64_t> sizes;
+    for (const auto& bucket : records) {
+      sizes.push_back(0);
+      for (const int64_t record : bucket) sizes.back() += repeats(record);
+    }
+    const std::vector<std::vector<bool>> samples = samples_read(plan, sizes, resumed);
+    std::vector<std::vector<bool>> out;
+    for (size_t b = 0; b < records.size(); ++b) {
+      out.emplace_back();
+      auto at = samples[b].begin();
+      for (const int64_t record : records[b]) {
+        const auto end = at + repeats(record);
+        out.back().push_back(std::find(at, end, true) != end);
+        at = end;
+      }
+    }
+    return out;
+  };
+}
+
 /// Pairs of images of the subject and of its class; the shorter set is repeated.
 class Pairs final : public Examples {
  public:
@@ -70,7 +150,7 @@ DataSourceConfig source_of_class(const DataPlan& plan) {
 }
 
 /// Images as they are read, with token ids.
-void open_images(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
+void open_images(ModelComponents& models, const TrainPlan& plan, const Resumed&, TrainingData& data) {
   const ImageConfig& images = plan.data.images;
   const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.data.source));
   data.dataset = source->identity();
@@ -97,14 +177,23 @@ void open_images(ModelComponents& models, const TrainPlan& plan, TrainingData& d
   data.batches = image_batches(std::move(sorted), images, batches, tokens);
 }
 
-void open_dreambooth(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
+void open_dreambooth(ModelComponents& models, const TrainPlan& plan, const Resumed& resumed, TrainingData& data) {
   const DreamboothPlan& d = *plan.data.dreambooth;
   const auto subject = open_source(plan.data.source.config), of_class = open_source(source_of_class(plan.data));
   data.dataset = combined(subject->identity(), of_class->identity());
+  const ImageConfig& images = plan.data.images;
+  const int64_t pairs =
+      std::max(images_to_encode(plan.data.cache, subject, images), images_to_encode(plan.data.cache, of_class, images));
+  const ImagesRead read = [&](const std::vector<std::vector<int64_t>>& records) {
+    std::vector<bool> out(records[0].size());
+    const std::vector<bool> read_pairs = samples_read(plan, {pairs}, resumed)[0];
+    for (size_t i = 0; i < read_pairs.size(); ++i)
+      if (read_pairs[i]) out[i % out.size()] = true;
+    return std::vector<std::vector<bool>>{out};
+  };
   auto load = [&](const std::shared_ptr<const RecordSource>& source, const std::string& caption) {
     return cached_examples(
-        encode_dataset(models, plan.data.cache, source, plan.data.images, text_of(data.task), &caption).buckets[0],
-        plan.data.images);
+        encode_dataset(models, plan.data.cache, source, images, text_of(data.task), &caption, read).buckets[0], images);
   };
   const auto instances = load(subject, d.instance_prompt), classes = load(of_class, d.class_prompt);
   log_info("DreamBooth: {} images of the subject, {} of its class", instances->size(), classes->size());
@@ -115,7 +204,7 @@ void open_dreambooth(ModelComponents& models, const TrainPlan& plan, TrainingDat
 }
 
 /// The batches of a recorded run.
-void open_recorded(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
+void open_recorded(ModelComponents& models, const TrainPlan& plan, const Resumed&, TrainingData& data) {
   DenoiseTask& task = data.task;
   const std::string& file = plan.data.replay;
   const int64_t accumulation = plan.loop.step.accumulation;
@@ -143,7 +232,7 @@ void open_recorded(ModelComponents& models, const TrainPlan& plan, TrainingData&
 }
 
 /// Latents and embeddings computed by another program.
-void open_encoded_records(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
+void open_encoded_records(ModelComponents& models, const TrainPlan& plan, const Resumed&, TrainingData& data) {
   DenoiseTask& task = data.task;
   const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.data.source));
   data.dataset = source->identity();
@@ -163,7 +252,7 @@ void open_encoded_records(ModelComponents& models, const TrainPlan& plan, Traini
 }
 
 /// Random latents and embeddings, for tests without data.
-void open_synthetic(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
+void open_synthetic(ModelComponents& models, const TrainPlan& plan, const Resumed&, TrainingData& data) {
   const DataSourceConfig& from = plan.data.source.config;
   const MediaSize& size = data.task.size;
   log_info("{} Synthetic Data Iterator Configuration:", models.folder().pipeline());
@@ -174,21 +263,10 @@ void open_synthetic(ModelComponents& models, const TrainPlan& plan, TrainingData
   data.batches = array_batches(open_source(from), batch_config(models, plan));
 }
 
-/// The images to encode. Without synthetic_num_samples no more are generated than the run reads.
-std::shared_ptr<const RecordSource> source_of(const TrainPlan& plan) {
-  DataSourceConfig from = prepare_source(plan.data.source);
-  std::shared_ptr<const RecordSource> source = open_source(from);
-  const int64_t read = plan.loop.step.optim.max_train_steps * plan.update_size();
-  const bool fewer = from.dataset_type == "synthetic" && !from.synthetic_num_samples && !plan.autoencoder;
-  if (!fewer || read <= 0 || read >= source->size()) return source;
-  from.synthetic_num_samples = read;
-  return open_source(from);
-}
-
 /// Images encoded before training, by an autoencoder that is trained first if a key says so.
-void open_encoded_images(ModelComponents& models, const TrainPlan& plan, TrainingData& data) {
+void open_encoded_images(ModelComponents& models, const TrainPlan& plan, const Resumed& resumed, TrainingData& data) {
   const ImageConfig& images = plan.data.images;
-  const std::shared_ptr<const RecordSource> source = source_of(plan);
+  const std::shared_ptr<const RecordSource> source = open_source(prepare_source(plan.data.source));
   data.dataset = source->identity();
   const auto folders = std::dynamic_pointer_cast<const DataFolders>(source);
   if (plan.autoencoder) {
@@ -209,8 +287,9 @@ void open_encoded_images(ModelComponents& models, const TrainPlan& plan, Trainin
     data.task.text = tokens_input();
   }
   const CachedImages encoded =
-      encode_dataset(models, plan.data.cache, source, images, vary ? CachedText::none : text_of(data.task));
-  log_info("{} {}, {} skipped", encoded.size(), images.clip ? "clips" : "images", encoded.skipped);
+      encode_dataset(models, plan.data.cache, source, images, vary ? CachedText::none : text_of(data.task), nullptr,
+                     images_read(plan, folders, resumed));
+  log_info("{} {}, {} skipped", encoded.images, images.clip ? "clips" : "images", encoded.skipped);
   if (plan.autoencoder) {
     models.fit_autoencoder([&](const auto& take) { encoded.buckets[0]->each("moments", take); });
     data.task.family = models.family();
@@ -234,18 +313,12 @@ void open_encoded_images(ModelComponents& models, const TrainPlan& plan, Trainin
   if (images.several_sizes()) {
     data.buckets = encoded.sizes;
     log_aspect_buckets(data.buckets, counts, batches.batch);
-    data.batches = examples_in_aspect_buckets(std::move(samples), batches.batch, batches.stream);
-  } else {
-    data.batches =
-        example_batches(samples[0], batches.batch, batches.stream.seed, batches.stream.shuffle, batches.stream.share);
   }
-  data.batches = scaled(models.family(), std::move(data.batches));
+  data.batches = scaled(models.family(), batches_of(std::move(samples), images.several_sizes(), batches));
 }
 
-}  // namespace
-
-TrainingData open_training_data(ModelComponents& models, const TrainPlan& plan, bool encode) {
-  using Open = void (*)(ModelComponents&, const TrainPlan&, TrainingData&);
+TrainingData open_data(ModelComponents& models, const TrainPlan& plan, const Resumed& resumed, bool encode) {
+  using Open = void (*)(ModelComponents&, const TrainPlan&, const Resumed&, TrainingData&);
   constexpr Open kOpen[] = {open_images,    open_encoded_images, open_encoded_records,  // by DataMode
                             open_synthetic, open_dreambooth,     open_recorded};
   const DataMode mode = plan.data.mode;
@@ -254,8 +327,19 @@ TrainingData open_training_data(ModelComponents& models, const TrainPlan& plan, 
         "conditioned on images, which are encoded once");
   const bool as_read = !encode && (mode == DataMode::cached_latents || mode == DataMode::dreambooth);
   TrainingData data{plan.task, nullptr};
-  (as_read ? open_images : kOpen[static_cast<size_t>(mode)])(models, plan, data);
+  (as_read ? open_images : kOpen[static_cast<size_t>(mode)])(models, plan, resumed, data);
   return data;
+}
+
+}  // namespace
+
+TrainingData open_training_data(ModelComponents& models, const TrainPlan& plan,
+                                const std::optional<StateInfo>& resumed) {
+  return open_data(models, plan, resumed, true);
+}
+
+TrainingData open_unencoded_data(ModelComponents& models, const TrainPlan& plan) {
+  return open_data(models, plan, {}, false);
 }
 
 void check_held_out(const TrainPlan& plan) {

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "maxdiffusion/data/batches/dataset.h"
 #include "maxdiffusion/run/model_components.h"
 #include "maxdiffusion/run/train_plan.h"
+#include "maxdiffusion/train/state_info.h"
 
 namespace md {
 
@@ -18,9 +20,12 @@ struct TrainingData {
   std::vector<ImageSize> buckets = {};  // sizes of the images; empty: all have the task's size
 };
 
-/// Opens the training data. With plan.autoencoder, trains the autoencoder first. `encode`: false skips this and the
-/// encoding: batches hold pixels and token ids, for DreamBooth those of the subject.
-TrainingData open_training_data(ModelComponents& models, const TrainPlan& plan, bool encode = true);
+/// Opens the training data. With plan.autoencoder, trains the autoencoder first. Encodes the samples that the run reads
+/// until its last step, from the beginning or from `resumed`, the checkpoint from which it continues.
+TrainingData open_training_data(ModelComponents& models, const TrainPlan& plan,
+                                const std::optional<StateInfo>& resumed = {});
+/// The same without training or encoding: batches hold pixels and token ids, for DreamBooth those of the subject.
+TrainingData open_unencoded_data(ModelComponents& models, const TrainPlan& plan);
 /// Throws the errors of opening plan.eval's source. If that is plan.data's emoji, renders them first.
 void check_held_out(const TrainPlan& plan);
 /// The first held-out records of plan.eval as fields of the plan's task, one row each.

@@ -60,10 +60,14 @@ class DataRuns : public testing::Test {
     const Outcome o = run("train", name, extra);
     EXPECT_EQ(o.status, 0) << o.err;
     EXPECT_EQ(o.err.find("inaliz"), std::string::npos) << o.err;  // Arrow warns if its S3 client is not closed
+    const std::vector<double> out = losses(name);
+    EXPECT_EQ(out.size(), 3u) << name;
+    return out;
+  }
+  std::vector<double> losses(const std::string& name) {
     std::vector<double> out;
     std::ifstream f(t / (name + "/metrics.jsonl"));
     for (std::string line; std::getline(f, line);) out.push_back(parse_json(line)["loss"]);
-    EXPECT_EQ(out.size(), 3u) << name;
     return out;
   }
   static void expect_near(const std::vector<double>& found, const std::vector<double>& expected, double tolerance) {
@@ -387,6 +391,47 @@ TEST_F(DataRuns, ContinueWithTheDataThatIsThereAndSayWhatChanged) {
   }
 }
 
+TEST_F(DataRuns, EncodeOnlyTheImagesThatTheRunReads) {
+  fs::copy(t / "pictures", t / "damaged_data");
+  for (const int i : {1, 4}) write_file_atomic(t / fmt::format("damaged_data/{}.png", i), "no image");
+  for (const char* folder : {"repeated_data/2_one", "repeated_data/3_two"}) make_folders(t / folder);
+  for (int i = 0; i < kImages; ++i)
+    for (const char* ending : {".png", ".txt"})
+      fs::copy(t / fmt::format("pictures/{}{}", i, ending),
+               t / fmt::format("repeated_data/{}/{}{}", i < 2 ? "2_one" : "3_two", i, ending));
+  struct Case {
+    std::string name;
+    std::vector<std::string> keys;
+    std::string log;
+  };
+  const std::string of_five = "of 5 images the run reads 2; 0 of 2 images and 0 of 2 captions";
+  const std::vector<Case> cases = {
+      {"plain", {}, of_five},
+      {"in_buckets", {"enable_bucket=true", "bucket_reso_steps=8", "min_bucket_reso=8", "max_bucket_reso=32"}, of_five},
+      {"damaged", {"train_data_dir=" + (t / "damaged_data")}, of_five},
+      {"repeated", {"train_data_dir=" + (t / "repeated_data")}, of_five},
+      {"synthetic", {"train_data_dir=", "dataset_type=synthetic"}, "of 1000 images the run reads 2; 0 of 2 images"},
+      {"subject",
+       {"instance_data_dir=" + (t / "pictures"), "class_data_dir=" + (t / "class"), "instance_prompt=a sks heart",
+        "class_prompt=a heart", "num_class_images=1"},
+       "of 5 images the run reads 2; 0 of 2 images"}};
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.name);
+    std::vector<std::string> keys = c.keys;
+    keys.insert(keys.end(), {"enable_data_shuffling=true", "per_device_batch_size=1", "max_train_steps=2"});
+    const Outcome some = run("train", c.name, keys);
+    ASSERT_EQ(some.status, 0) << some.err;
+    EXPECT_TRUE(contains(some.err, c.log)) << some.err;
+    keys.back() = "max_train_steps=4";
+    const Outcome rest = run("train", c.name, keys), whole = run("train", "whole_" + c.name, keys);
+    ASSERT_EQ(rest.status, 0) << rest.err;
+    ASSERT_EQ(whole.status, 0) << whole.err;
+    EXPECT_FALSE(contains(rest.err, "the data has changed")) << rest.err;
+    EXPECT_EQ(losses(c.name), losses("whole_" + c.name));
+    EXPECT_EQ(losses(c.name).size(), 4u);
+  }
+}
+
 TEST_F(DataRuns, EncodeOnlyWhatChangedAndRemoveWhatIsNotUsed) {
   const std::string folder = t / "pictures", tar = t / "set.tar", unused = " cached items are not used by this dataset";
   fs::copy(folder, t / "whole");
@@ -400,7 +445,7 @@ TEST_F(DataRuns, EncodeOnlyWhatChangedAndRemoveWhatIsNotUsed) {
         EXPECT_EQ(shell("cd " + folder + " && tar --mtime=2020-01-01 -cf " + tar + " $(ls)").status, 0);
         fs::last_write_time(tar, fs::file_time_type());
       }
-      const Outcome o = run("train", name, {"train_data_dir=" + where, "max_train_steps=1"});
+      const Outcome o = run("train", name, {"train_data_dir=" + where, "max_train_steps=6"});
       EXPECT_EQ(o.status, 0) << o.err;
       return o.err;
     };

@@ -107,21 +107,6 @@ TEST_F(Robustness, WhatTheEndOfARunNeedsIsCheckedBeforeItsData) {
   }
 }
 
-TEST_F(Robustness, NoMoreSyntheticImagesAreEncodedThanTheRunReads) {
-  const std::string model = MD_SOURCE_DIR "/tests/golden/pipelines/sd";
-  const auto images = [&](const std::vector<std::string>& extra) {
-    std::vector<std::string> all = {"train_new_vae=false", "pretrained_model_name_or_path=" + model,
-                                    "train_data_dir=", "dataset_type=synthetic"};
-    all.insert(all.end(), extra.begin(), extra.end());
-    const Outcome o = within(600, words("train", extra.empty() ? "few" : "many", all));
-    EXPECT_EQ(o.status, 0) << o.err;
-    const size_t end = o.err.find(" images, 0 skipped"), begin = o.err.rfind(' ', end - 1);
-    return end == o.err.npos ? "" : o.err.substr(begin + 1, end - begin - 1);
-  };
-  EXPECT_EQ(images({}), "8");  // two steps of four
-  EXPECT_EQ(images({"synthetic_num_samples=9"}), "9");
-}
-
 // S3-28
 TEST_F(Robustness, CheckNamesAllFaultsOfARunAndWritesNothing) {
   write_file_atomic(images_ + "/broken.png", "no image");

@@ -249,7 +249,7 @@ TEST_P(Pairs, AreEncodedAsTheyAreSampledWith) {
   const DataPlan data = plan_data(r.data, DataMode::cached_latents, r.run, *models.family());
   const auto source = open_source(prepare_source(data.source));
   const CachedImages cached = encode_dataset(models, data.cache, source, data.images);
-  ASSERT_EQ(cached.size(), 4);
+  ASSERT_EQ(cached.images, 4);
   const LoadedImages loaded = load_images(source, data.images);
   ASSERT_FALSE(loaded.references.empty());
   const auto close = [](const HostArray& a, const HostArray& b) {

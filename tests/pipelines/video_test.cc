@@ -572,7 +572,7 @@ TEST_F(ImageTraining, TakesTheFramesOfAClipAsGenerateTakesImages) {
     const ImageConfig& config = data.images;
     const auto source = open_source(prepare_source(data.source));
     const CachedImages cached = encode_dataset(models, data.cache, source, config);
-    ASSERT_EQ(cached.size(), 3);
+    ASSERT_EQ(cached.images, 3);
     const HostArray pixels = load_images(source, config).pixels, turned = mirrored(pixels);
     ImageConditioner generate(models.devices(), models.family(), models.weights_of(), models.media_autoencoder(),
                               scope_options(c.layers), c.compile);

@@ -87,7 +87,7 @@ struct DataSourceConfig {
     v("max_train_samples", max_train_samples, "use only the first N images; -1: all");
     v("follow_links", follow_links, "follow links in folders of images and clips that lead out of the folder");
     v("synthetic_num_samples", synthetic_num_samples,
-      "samples of dataset_type synthetic; null: 1000 images, or fewer if the run reads fewer, or endless encoded "
+      "samples of dataset_type synthetic; null: 1000 images, or endless encoded "
       "samples");
     v("load_tfrecord_cached", load_tfrecord_cached,
       "false: records of dataset_type tfrecord and grain hold images, which are encoded first");
