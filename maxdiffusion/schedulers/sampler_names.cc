@@ -59,18 +59,6 @@ std::string words_for(bool flow) {
   return fmt::format("{} or {}", fmt::join(words, ", "), last);
 }
 
-/// The web UI's titles of values of sigma_schedule.
-const std::map<std::string, std::string> kSchedules = {{"karras", "Karras"},
-                                                       {"exponential", "Exponential"},
-                                                       {"beta", "Beta"},
-                                                       {"kl_optimal", "KL Optimal"},
-                                                       {"simple", "Simple"},
-                                                       {"sgm_uniform", "SGM Uniform"},
-                                                       {"ays_sd15", "Align Your Steps"},
-                                                       {"ays_sdxl", "Align Your Steps"},
-                                                       {"ays_svd", "Align Your Steps"},
-                                                       {"gits", "GITS"}};
-
 }  // namespace
 
 std::vector<std::string> sampler_names() {
@@ -114,8 +102,9 @@ SamplerTitle sampler_title(const json& config) {
                               sde && config.value("solver_type", std::string()) == "heun" ? " Heun" : "");
   else if (const auto title = kTitles.find(plain); title != kTitles.end())
     out.sampler = title->second;
-  if (const auto schedule = kSchedules.find(sigma_kind(config)); schedule != kSchedules.end())
-    out.schedule = schedule->second;
+  const std::string kind = sigma_kind(config);
+  for (const SigmaScheduleTitle& s : sigma_schedule_titles())
+    if (kind == s.name && kind != "training") out.schedule = s.title;
   return out;
 }
 
@@ -127,11 +116,25 @@ std::string automatic_schedule(const std::string& name) {
   return std::ranges::find(kExponential, name) != std::end(kExponential) ? "exponential" : "";
 }
 
+const std::vector<SigmaScheduleTitle>& sigma_schedule_titles() {
+  static const std::vector<SigmaScheduleTitle> all = {{"training", "Uniform", "Uniform"},
+                                                      {"karras", "Karras", "Karras"},
+                                                      {"exponential", "Exponential", "Exponential"},
+                                                      {"beta", "Beta", "Beta"},
+                                                      {"kl_optimal", "KL Optimal", "KL Optimal"},
+                                                      {"simple", "Simple", "Simple"},
+                                                      {"sgm_uniform", "SGM Uniform", "SGM Uniform"},
+                                                      {"ays_sd15", "Align Your Steps", "Align Your Steps"},
+                                                      {"ays_sdxl", "Align Your Steps", "Align Your Steps XL"},
+                                                      {"ays_svd", "Align Your Steps", "Align Your Steps SVD"},
+                                                      {"gits", "GITS", "GITS"}};
+  return all;
+}
+
 std::string schedule_named(const std::string& title) {
-  if (title == "Uniform" || title == "normal") return "training";
-  if (title == "Align Your Steps XL") return "ays_sdxl";
-  for (const auto& [name, label] : kSchedules)
-    if (title == label || title == name) return name;
+  if (title == "normal") return "training";
+  for (const SigmaScheduleTitle& s : sigma_schedule_titles())
+    if (title == s.label || title == s.name) return s.name;
   return "";
 }
 

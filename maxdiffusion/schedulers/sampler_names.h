@@ -23,7 +23,12 @@ SamplerTitle sampler_title(const nlohmann::json& config);
 /// The sigma_schedule of AUTOMATIC1111's schedule type "Automatic" for a sampler_name(): karras, exponential, or empty,
 /// the levels of training. Source: the web UI's modules/sd_samplers_kdiffusion.py.
 std::string automatic_schedule(const std::string& name);
-/// The sigma_schedule of a title of the web UI ("Karras", "Uniform") or a name of ComfyUI ("karras", "normal"); empty:
+/// A sigma_schedule: its value of the key, the web UI's title in settings of images, and a label that no other has.
+struct SigmaScheduleTitle {
+  const char *name, *title, *label;
+};
+const std::vector<SigmaScheduleTitle>& sigma_schedule_titles();
+/// The sigma_schedule of a label of the web UI ("Karras", "Uniform") or a name of ComfyUI ("karras", "normal"); empty:
 /// there is none.
 std::string schedule_named(const std::string& title);
 /// Whether `name` is a known but unsupported sampler (dpm_fast, edm_euler, …).

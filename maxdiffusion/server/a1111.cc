@@ -43,13 +43,10 @@ void set_sampler(Service& service, const std::string& model, Fields& fields, Sam
     r.scheduler.sigma_schedule = service.queue.is_flow_matching(model) ? "" : automatic_schedule(r.scheduler.scheduler);
     return;
   }
-  for (const LevelSpacing& s : level_spacings())
-    if (schedule == s.label || schedule == s.name) {
-      r.scheduler.sigma_schedule = s.name;
-      return;
-    }
-  throw Refusal(404, fmt::format("scheduler is '{}'; GET /sdapi/v1/schedulers lists those that are known",
-                                 schedule.substr(0, 60)));
+  r.scheduler.sigma_schedule = schedule_named(schedule);
+  if (r.scheduler.sigma_schedule.empty())
+    throw Refusal(404, fmt::format("scheduler is '{}'; GET /sdapi/v1/schedulers lists those that are known",
+                                   schedule.substr(0, 60)));
 }
 
 /// Sets both scales of guidance. Forge's distilled_cfg_scale is the input of a guidance-distilled model; cfg_scale next
@@ -312,7 +309,7 @@ HttpReply a1111_reply(Service& service, const HttpCall& call) {
                  {"aliases", nullptr},
                  {"default_rho", -1.0},
                  {"need_inner_model", false}}};
-    for (const LevelSpacing& s : level_spacings())
+    for (const SigmaScheduleTitle& s : sigma_schedule_titles())
       out.push_back({{"name", s.name},
                      {"label", s.label},
                      {"aliases", nullptr},

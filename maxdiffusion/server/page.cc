@@ -8,6 +8,7 @@
 
 #include "maxdiffusion/base/base64.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/schedulers/sampler_names.h"
 #include "maxdiffusion/server/samplers.h"
 #include "maxdiffusion/server/service.h"
 
@@ -46,7 +47,8 @@ json model_row(Service& service, const std::string& name) {
 json models_of(Service& service) {
   json models = json::array(), spacings = json::array();
   for (const std::string& name : service.queue.models()) models.push_back(model_row(service, name));
-  for (const LevelSpacing& s : level_spacings()) spacings.push_back({{"name", s.name}, {"label", s.label}});
+  for (const SigmaScheduleTitle& s : sigma_schedule_titles())
+    spacings.push_back({{"name", s.name}, {"label", s.label}});
   return {{"models", models},
           {"samplers", sampler_titles()},
           {"schedules", spacings},

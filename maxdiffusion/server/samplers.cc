@@ -23,17 +23,4 @@ const std::vector<std::string>& sampler_titles() {
   return titles;
 }
 
-const std::vector<LevelSpacing>& level_spacings() {
-  static const std::vector<LevelSpacing> all = {{"training", "Uniform"},
-                                                {"karras", "Karras"},
-                                                {"exponential", "Exponential"},
-                                                {"beta", "Beta"},
-                                                {"kl_optimal", "KL Optimal"},
-                                                {"simple", "Simple"},
-                                                {"sgm_uniform", "SGM Uniform"},
-                                                {"ays_sd15", "Align Your Steps"},
-                                                {"ays_sdxl", "Align Your Steps XL"}};
-  return all;
-}
-
 }  // namespace md

@@ -101,9 +101,11 @@ class Counted : public RecordSource {
 
 void warn_of_missing(const MissingCaptions& m) {
   if (m.missing == 0) return;
-  log_warning("{}: {} of {} {} {} no caption{}: {} with {}{}", m.where, m.missing, m.all, m.things,
-              m.missing == 1 ? "has" : "have", m.expected.empty() ? "" : " (" + m.expected + ")",
-              m.missing == 1 ? "it trains" : "they train", m.instead, m.hint.empty() ? "" : "; try: " + m.hint);
+  log_line_once(
+      LogLevel::warning,
+      fmt::format("{}: {} of {} {} {} no caption{}: {} with {}{}", m.where, m.missing, m.all, m.things,
+                  m.missing == 1 ? "has" : "have", m.expected.empty() ? "" : " (" + m.expected + ")",
+                  m.missing == 1 ? "it trains" : "they train", m.instead, m.hint.empty() ? "" : "; try: " + m.hint));
 }
 
 std::shared_ptr<const RecordSource> with_counted_captions(std::shared_ptr<const RecordSource> source) {

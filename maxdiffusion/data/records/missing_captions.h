@@ -17,7 +17,7 @@ struct MissingCaptions {
   std::string instead = "an empty caption";  // what they train with
   std::string hint;                          // what to try; may be empty
 };
-/// Warns that some have no caption, if there are any.
+/// Warns that some have no caption, if there are any. The same warning is logged once.
 void warn_of_missing(const MissingCaptions& count);
 
 /// The source, whose records without a caption are counted while they are read, each once. A warning names the first
