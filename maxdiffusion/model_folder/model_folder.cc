@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 
@@ -80,9 +81,9 @@ std::string tokenizer_class(const std::string& folder, const std::string& in_ind
 }
 
 /// Opens a tokenizer. CLIP's folder may be missing, because its vocabulary is always the same. `zero`: pads with token
-/// 0, as OpenCLIP does.
+/// 0, as OpenCLIP does. `length`: tokens that the text encoder takes.
 std::shared_ptr<const Tokenizer> open_any_tokenizer(const std::string& class_name, const std::string& folder, bool zero,
-                                                    std::string bpe_file) {
+                                                    int64_t length, std::string bpe_file) {
   const bool has_vocabulary = exists(folder + "/vocab.json") || exists(folder + "/tokenizer.json");
   if (!class_name.starts_with("CLIP") || has_vocabulary) return open_tokenizer(class_name, folder);
   if (constexpr const char* kVocabulary = "open_clip/bpe_simple_vocab_16e6.txt.gz"; bpe_file.empty()) {
@@ -92,7 +93,20 @@ std::shared_ptr<const Tokenizer> open_any_tokenizer(const std::string& class_nam
   }
   auto t = std::make_shared<ClipTokenizer>(ClipTokenizer::from_bpe(bpe_file));
   if (zero && !exists(folder)) t->set_pad_id(0);  // "!"
+  t->set_max_length(length);
   return t;
+}
+
+/// The number of tokens that the text encoder of tokenizer `part` takes.
+int64_t text_length(const std::map<std::string, std::string>& files, const std::string& part) {
+  constexpr int64_t kClip = 77;
+  std::string encoder = part;
+  if (const size_t at = part.find("tokenizer"); at != part.npos)
+    encoder.replace(at, std::strlen("tokenizer"), "text_encoder");
+  const auto text = files.find(encoder + "/config.json");
+  const json config = text == files.end() ? json() : json_of(text->first, text->second);
+  const json length = config.is_object() ? config.value("max_position_embeddings", json()) : json();
+  return length.is_number_integer() && length > 0 ? length.get<int64_t>() : kClip;
 }
 
 std::string without_flax(const std::string& name) { return name.starts_with("Flax") ? name.substr(4) : name; }
@@ -241,7 +255,8 @@ void ModelFolder::open_tokenizers(const std::string& folder, const FolderKeys& k
     const auto config = files_.find(part + "/tokenizer_config.json");  // a published model's, without a folder
     const bool zero =
         part != "tokenizer" || (config != files_.end() && config->second.find("\"!\"") != std::string::npos);
-    tokenizers_[part] = open_any_tokenizer(name, folder + "/" + part, zero, keys.clip_bpe_file);
+    tokenizers_[part] =
+        open_any_tokenizer(name, folder + "/" + part, zero, text_length(files_, part), keys.clip_bpe_file);
     files_.erase(part + "/tokenizer_config.json");  // the tokenizer has its own copy
   }
 }

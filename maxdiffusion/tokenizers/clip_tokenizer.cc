@@ -103,6 +103,7 @@ struct ClipTokenizer::Vocabulary {
   std::vector<std::string> merge_lines;                     // "left right", by rank
   std::vector<std::pair<std::string, std::string>> merges;  // as pairs
   int32_t start = 0, end = 0, unknown = 0, pad = 0;
+  int64_t max_length = 77;          // tokens of a text with start and end
   std::vector<SpecialToken> added;  // of the model folder, in addition to start, end, unknown and pad
 
   int32_t id_of(const std::string& token) const {
@@ -310,6 +311,10 @@ ClipTokenizer ClipTokenizer::from_folder(const std::string& folder) {
       v->added.push_back({content, std::stoi(id), flag(token)});
     }
   }
+  for (const json& source : sources)
+    if (const auto it = source.find("model_max_length");
+        it != source.end() && it->is_number_integer() && *it > 0 && *it < 10'000'000)
+      v->max_length = *it;
   v->start = special("bos_token", kStart);
   v->end = special("eos_token", kEnd);
   v->unknown = special("unk_token", kEnd);
@@ -331,6 +336,8 @@ void ClipTokenizer::set_pad_id(int32_t id) {
   parts_.specials = SpecialTokens(vocabulary_->specials());
   parts_.pad = id;
 }
+
+void ClipTokenizer::set_max_length(int64_t tokens) { vocabulary_->max_length = tokens; }
 
 std::map<std::string, std::string> ClipTokenizer::files() const {
   std::map<std::string, std::string> out;
@@ -357,8 +364,10 @@ std::map<std::string, std::string> ClipTokenizer::files() const {
   }
   json config{{"add_prefix_space", false}, {"added_tokens_decoder", decoder}};
   config.update(map);
-  config.update(json{
-      {"do_lower_case", true}, {"errors", "replace"}, {"model_max_length", 77}, {"tokenizer_class", "CLIPTokenizer"}});
+  config.update(json{{"do_lower_case", true},
+                     {"errors", "replace"},
+                     {"model_max_length", vocabulary_->max_length},
+                     {"tokenizer_class", "CLIPTokenizer"}});
   out["tokenizer_config.json"] = config.dump(2) + "\n";
   return out;
 }

@@ -20,6 +20,8 @@ class ClipTokenizer final : public WordTokenizer {
   /// vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json.
   std::map<std::string, std::string> files() const override;
   void set_pad_id(int32_t id);
+  /// Sets model_max_length of the saved folder: a folder's own, or 77.
+  void set_max_length(int64_t tokens);
 
  private:
   struct Vocabulary;

@@ -89,6 +89,14 @@ TEST(ClipTokenizer, SavedFolderReadsBackTheSame) {
   EXPECT_EQ(with_pad.pad_id(), 0);
   expect_golden(with_pad, "ids_pad_0");
   EXPECT_EQ(read_file(folder + "/vocab.json"), read_file(second + "/vocab.json"));
+  const auto max_length = [](const std::string& in) {
+    return parse_json(read_file(in + "/tokenizer_config.json")).at("model_max_length");
+  };
+  EXPECT_EQ(max_length(folder), 77);
+  back.set_max_length(248);
+  back.save(second);
+  ClipTokenizer::from_folder(second).save(folder);
+  EXPECT_EQ(max_length(folder), 248);
 }
 
 TEST(ClipTokenizer, AddedTokensOfAFolderAreRead) {
