@@ -64,9 +64,9 @@ TEST(CompileAheadForGpus, SaysWhatAStepTakesOnEightThatAreNotHere) {
                split = 80 * (9 * (4 + 2 * 80 + 2 * 160 + 2 * 80) + 2 * 160) + 80 * (4 * 80 + 2 * 80 + 2 * 192) +
                        2 * 80 * 80 + 80 * (2 * 320 + 320),
                weights = 4 * (all - split + split / 8) / mib;
-  // Two images: mean and deviation of the latents, 77 tokens and the pooled text; both text embeddings also of the
+  // Two images: mean and deviation of the latents, 32 tokens and the pooled text; both text embeddings also of the
   // empty prompt, for dropout.
-  const double batch = 4.0 * (2 * 16 * 16 * 8 + 3 * (77 * 192 + 128)) / mib;
+  const double batch = 4.0 * (2 * 16 * 16 * 8 + 3 * (32 * 192 + 128)) / mib;
   const double printed = 0.05 + 1e-6;  // one digit
   EXPECT_NEAR(number_after(o.out, "arguments: weights "), weights, printed) << o.out;
   EXPECT_NEAR(number_after(o.out, "moments "), 2 * weights, printed) << o.out;

@@ -16,8 +16,8 @@ const std::string kConfig = MD_SOURCE_DIR "/configs/quickstart_video.yml";
 const std::string kModel = "pretrained_model_name_or_path=" MD_SOURCE_DIR "/configs/models/moving_emoji";
 
 Outcome compile(std::vector<std::string> words, const char* command = "compile") {
-  words.insert(words.begin(),
-               {command, kConfig, kModel, "activations_dtype=float32", "per_device_batch_size=2", "scan_layers=true"});
+  words.insert(words.begin(), {command, kConfig, kModel, "activations_dtype=float32", "per_device_batch_size=2",
+                               "scan_layers=true", "optimizer=adamw", "optimizer_args=[]"});
   return maxdiffusion(words);
 }
 

@@ -17,9 +17,10 @@ Outcome compile_video(std::vector<std::string> words) {
   write_file_atomic(folder / "transformer/config.json", R"({"_class_name": "WanTransformer3DModel",
     "num_attention_heads": 8, "attention_head_dim": 16, "in_channels": 8, "out_channels": 8, "text_dim": 64,
     "freq_dim": 32, "ffn_dim": 256, "num_layers": 1})");
-  words.insert(words.begin(), {"compile", MD_SOURCE_DIR "/configs/quickstart_video.yml",
-                               "pretrained_model_name_or_path=" + folder.path(), "activations_dtype=float32",
-                               "ema_decay=0", "attention=flash", "flash_min_seq_length=0"});
+  words.insert(words.begin(),
+               {"compile", MD_SOURCE_DIR "/configs/quickstart_video.yml",
+                "pretrained_model_name_or_path=" + folder.path(), "activations_dtype=float32", "ema_decay=0",
+                "attention=flash", "flash_min_seq_length=0", "optimizer=adamw", "optimizer_args=[]"});
   return maxdiffusion(words);
 }
 

@@ -243,7 +243,7 @@ TEST(Program, InspectPrintsEachStageOfARun) {
   EXPECT_TRUE(contains(mesh, "device 5 (cpu): process 0, slice 0, at [1, 0, 0, 1]")) << mesh;
   const std::string plan = inspect("plan", {"per_device_batch_size=3", "cpu_device_count=2", "output_dir=/nowhere"});
   for (const char* line : {"folder: /nowhere/quickstart\n", "data: images, encoded once\n", "size: 48x48\n",
-                           "batch: 6\n", "steps: 1950\n", "trained: unet\n"})
+                           "batch: 6\n", "steps: 1680\n", "trained: unet\n"})
     EXPECT_TRUE(contains(plan, line)) << line << plan;
   const std::string params = inspect("params");
   EXPECT_TRUE(contains(params, "\nunet/conv_out.weight f32[4,64,3,3] [")) << params.substr(0, 500);

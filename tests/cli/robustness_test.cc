@@ -118,7 +118,7 @@ TEST_F(Robustness, CheckNamesAllFaultsOfARunAndWritesNothing) {
   for (const char* text :
        {"first batch: pixels u8[4,32,32,3]", "10 captions, the longest of 299 bytes; 1 empty",
         "9 images from 16x16 to 16x16", "9 images are smaller than resolution=32 and enlarged; the first is ",
-        "broken.png", "caption longer than 77 tokens is cut: \"", "unet: ", "check: no faults found"})
+        "broken.png", "caption longer than 32 tokens is cut: \"", "unet: ", "check: no faults found"})
     EXPECT_TRUE(contains(o.err, text)) << text << "\n" << o.err;
   o = maxdiffusion(words("check", "bad",
                          {"prompt=a shade", "sample_every=-1", "width=1", "per_device_batch_size=64",

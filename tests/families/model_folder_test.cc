@@ -214,6 +214,16 @@ TEST(ModelFolderWithoutIndex, IsRefusedWithWhatToTry) {
   }
 }
 
+TEST(ModelFolder, ATokenizerWithoutAFolderIsSavedWithTheLengthOfItsTextEncoder) {
+  const ModelFolder emoji = ModelFolder::open(MD_SOURCE_DIR "/configs/models/emoji");
+  for (const std::string part : {"", "_2"}) {
+    const json encoder = parse_json(emoji.files().at("text_encoder" + part + "/config.json")),
+               tokenizer = parse_json(emoji.tokenizer_files().at("tokenizer" + part + "/tokenizer_config.json"));
+    EXPECT_EQ(encoder.at("max_position_embeddings"), 32);
+    EXPECT_EQ(tokenizer.at("model_max_length"), 32);
+  }
+}
+
 // P-19
 TEST_F(Folder, SizesThatNoModelHasAreRefusedBeforeAnythingIsBuilt) {
   index["unet"] = {"diffusers", "UNet2DConditionModel"};

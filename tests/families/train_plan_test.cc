@@ -98,8 +98,8 @@ const std::vector<Expected> kExpected = {
     {"base_zimage_turbo.yml", kCached, 8, 1500, {256, 256}, 1e-4, kTransformer, kSmaller},
     {"base_qwen_image.yml", kCached, 8, 1500, {1024, 1024}, 1e-4, kTransformer},
     {"base_qwen_image_edit.yml", kCached, 8, 1500, {1024, 1024}, 1e-4, kTransformer},
-    {"quickstart.yml", kCached, 256, 1950, {48, 48}, 4e-3, kUnet},
-    {"quickstart_video.yml", kCached, 128, 5600, {32, 32, 9}, 1e-3, kTransformer},
+    {"quickstart.yml", kCached, 256, 1680, {48, 48}, 5e-3, kUnet},
+    {"quickstart_video.yml", kCached, 128, 1750, {32, 32, 9}, 3e-3, kTransformer},
 };
 
 TEST(TrainPlan, OfEveryShippedConfigIsMadeWithoutDevicesOrWeights) {
@@ -137,8 +137,9 @@ TEST(TrainPlan, OfTheQuickstartsSaysHowTheirDataIsMade) {
   EXPECT_EQ(video.data.images.clip->frames, 9);
   EXPECT_EQ(images.autoencoder->steps, 800);
   EXPECT_EQ(images.autoencoder->task.batch_size, 64);
-  EXPECT_EQ(video.autoencoder->image_steps, 500);
-  EXPECT_EQ(images.samples->every, 400);
+  EXPECT_EQ(video.autoencoder->image_steps, 300);
+  EXPECT_EQ(images.samples->every, 200);
+  EXPECT_EQ(video.samples->every, 400);
   EXPECT_FALSE(std::filesystem::exists("/data"));
 }
 
