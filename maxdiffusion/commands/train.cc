@@ -84,7 +84,7 @@ TrainingData open_data(ModelComponents& models, const TrainPlan& plan) {
   std::optional<StateInfo> resumed;
   if (encodes(plan)) resumed = check_start(models, plan);
   const Phase phase("data", plan.run.timing_file);
-  if (plan.run.is_coordinator && encodes(plan)) forget_used_items(plan.data.cache);
+  if (plan.run.is_coordinator && encodes(plan)) begin_used_items(plan.data.cache);
   return open_training_data(models, plan, resumed);
 }
 
@@ -120,7 +120,10 @@ void run_loop(ModelComponents& models, const TrainPlan& plan, TrainingData data,
     complete_checkpoint(models, plan, content, params, trained);
   };
   o.hooks = train_hooks(models, plan);
-  if (plan.run.is_coordinator && encodes(plan)) report_unused_items(plan.data.cache);
+  if (plan.run.is_coordinator && encodes(plan)) {
+    forget_used_items(plan.data.cache);
+    report_unused_items(plan.data.cache);
+  }
   o.flushed = outputs.flushed();
   o.before_commit = outputs.before_commit();
   const HostArray before = samples_before(models, plan);

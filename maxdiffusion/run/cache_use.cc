@@ -18,8 +18,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// FOLDER/used/RUN/WHAT.txt: the run's folder, and a line for each item.
-constexpr const char *kUsed = "used", *kRun = "run ";
+// FOLDER/used/RUN/WHAT.txt: the run's folder, and a line for each item. WHAT.new.txt: the same of a start whose data is
+// not open yet.
+constexpr const char *kUsed = "used", *kRun = "run ", *kNew = ".new.txt", *kList = ".txt";
 
 std::string absolute(const std::string& run) {
   return is_remote(run) ? run : fs::absolute(run).lexically_normal().string();
@@ -49,15 +50,29 @@ std::string megabytes(int64_t bytes) { return fmt::format("{:.1f} MB", static_ca
 
 }  // namespace
 
-void forget_used_items(const CachePlace& cache) {
-  if (!cache.run.empty() && !list_all_files(lists_of(cache)).empty()) remove_folder(lists_of(cache));
+void begin_used_items(const CachePlace& cache) {
+  if (cache.run.empty()) return;
+  for (const FoundFile& list : list_all_files(lists_of(cache)))
+    if (list.location.ends_with(kNew)) remove_file(list.location);
 }
 
 void record_used_items(const CachePlace& cache, const std::string& what, const std::vector<std::string>& items) {
   if (cache.run.empty()) return;
-  const std::string file = below(lists_of(cache), content_hash(what) + ".txt");
+  const std::string file = below(lists_of(cache), content_hash(what) + kNew);
   if (!is_remote(file)) make_folders(fs::path(file).parent_path());
   put_text(file, fmt::format("{}{}\n{}\n", kRun, absolute(cache.run), fmt::join(items, "\n")));
+}
+
+void forget_used_items(const CachePlace& cache) {
+  if (cache.run.empty()) return;
+  const std::vector<FoundFile> lists = list_all_files(lists_of(cache));
+  for (const FoundFile& list : lists)
+    if (!list.location.ends_with(kNew)) remove_file(list.location);
+  for (const FoundFile& list : lists) {
+    if (!list.location.ends_with(kNew)) continue;
+    put_text(list.location.substr(0, list.location.size() - std::string(kNew).size()) + kList, get_text(list.location));
+    remove_file(list.location);
+  }
 }
 
 void report_unused_items(const CachePlace& cache) {

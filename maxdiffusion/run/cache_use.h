@@ -15,7 +15,10 @@ struct CachePlace {
   std::string run;     // the run's folder; empty: none, nothing is recorded
 };
 
-/// Forgets what the run used before. Called when it begins, by one process.
+/// Begins to record what the run uses; what it used before counts, too, until forget_used_items(). Called by one
+/// process, as all of these.
+void begin_used_items(const CachePlace& cache);
+/// Forgets what the run used before begin_used_items(). Called when all its data is open.
 void forget_used_items(const CachePlace& cache);
 /// Records what the run uses: "NAME/ITEM", with ArrayCache::name. `what`: a name for these items, such as the data's;
 /// it replaces what was recorded under this name.

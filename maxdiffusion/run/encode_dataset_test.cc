@@ -274,12 +274,16 @@ TEST_F(ItemCache, WhatNoRunUsesIsCountedAndRemoved) {
   };
   open({.resolution = 8}, "data", mine);
   open({.resolution = 8}, "small", other);
+  for (const std::string& run : {mine, other}) forget_used_items({t / "cache", run});
   EXPECT_EQ(report(), "");
   fs::remove(t / "data/0.png");  // of another run, too
   fs::remove(t / "data/3.png");
   write_file_atomic(t / "data/4.txt", "bbbbbb");
-  forget_used_items({t / "cache", mine});
+  begin_used_items({t / "cache", mine});
+  EXPECT_EQ(prune_cache(t / "cache").unused, 0);  // as long as the data is not open
   open({.resolution = 8}, "data", mine);
+  EXPECT_EQ(report(), "");
+  forget_used_items({t / "cache", mine});
   // Unused: the image 3, its caption, and the old one of 4.
   EXPECT_NE(report().find(": 3 of 13 cached items are not used by this dataset or another run ("), std::string::npos)
       << report();

@@ -108,7 +108,8 @@ std::string path_inside(const fs::path& path) {
 
 /// Warns of files that are not read.
 void warn_of_skipped(const std::string& what, const SkippedLinks& links, const std::map<std::string, int64_t>& others) {
-  const bool out = std::ranges::any_of(links, [](const auto& link) { return link.second.starts_with("it leads to '"); });
+  const bool out =
+      std::ranges::any_of(links, [](const auto& link) { return link.second.starts_with("it leads to '"); });
   if (!links.empty())
     log_warning("{}: {} not followed; the first is {}: {}{}", what,
                 links.size() == 1 ? "1 link is" : fmt::format("{} links are", links.size()), links.begin()->first,
