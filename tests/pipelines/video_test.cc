@@ -429,7 +429,7 @@ TEST_F(VideoTraining, TrainsInTheStepAndFromTfrecordsAsFromTheCache) {
   ModelComponents models(r.components);
   const DataPlan data = plan_data(r.data, DataMode::cached_latents, r.run, *models.family());
   const CachedImages cache = encode_dataset(models, data.cache, open_source(prepare_source(data.source)), data.images);
-  ASSERT_EQ(cache.size(), 8);
+  ASSERT_EQ(cache.images, 8);
   RecordStream records(open_source({.dataset_type = "tfrecord",
                                     .train_data_dir = t / "records",
                                     .array_columns = {"latents", "encoder_hidden_states"}}),
