@@ -113,7 +113,8 @@ std::optional<std::vector<std::string>> scale_beside(const HostArrays& file, con
 HostArray times_scale(const HostArray& values, const std::vector<HostArray>& companions, const std::string& tensor) {
   const HostArray &scale = companions.at(0), factors = scale.cast(DType::f32);
   const int64_t count = scale.shape().elements(), rows = values.dims().empty() ? 1 : values.dims()[0];
-  check(is_float(scale.dtype()) && (count == 1 || count == rows), Code::io,
+  const bool of_rows = count == rows && (scale.dims().size() < 2 || scale.dims()[0] == rows);  // not of columns
+  check(is_float(scale.dtype()) && (count == 1 || of_rows), Code::io,
         "'{}' is {} and its scale {}; expected one number, or one for each of {} rows", tensor,
         to_string(values.shape()), to_string(scale.shape()), rows);
   HostArray out = values.cast(DType::f32);

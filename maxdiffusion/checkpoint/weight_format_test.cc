@@ -163,6 +163,11 @@ TEST(WeightFormat, AFloat8WeightWithoutItsScaleIsAnErrorInAFileWithScalesAndPlai
   const HostArray of_rows = HostArray::of<float>({DType::f32, {2}}, {{3.0F, 5.0F}});
   write_safetensors(path, {{"a.weight", w}, {"b.weight", w}, {"a.weight_scale", scale}, {"b.weight_scale", of_rows}});
   EXPECT_EQ(load_weights(path, expected).at("b.weight").to_doubles(), (std::vector<double>{3, -6, 20, 2.5}));
+  const HostArray of_columns = HostArray::of<float>({DType::f32, {1, 2}}, {{3.0F, 5.0F}});
+  write_safetensors(path,
+                    {{"a.weight", w}, {"b.weight", w}, {"a.weight_scale", scale}, {"b.weight_scale", of_columns}});
+  EXPECT_TRUE(
+      says(error_of(path, expected), "'b.weight' is f8e4m3fn[2,2] and its scale f32[1,2]; expected one number"));
   write_safetensors(path, {{"a.weight", w}, {"b.weight", w}, {"a.scale_weight", scale}});
   EXPECT_TRUE(
       says(error_of(path, expected), "'b.weight' is f8e4m3fn without a scale, but the file holds 'a.scale_weight'"));
