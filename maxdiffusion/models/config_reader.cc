@@ -113,8 +113,11 @@ void ConfigReader::neutral(const char* key, std::initializer_list<PlainValue> va
 void ConfigReader::ignore(std::initializer_list<const char*> keys) { read_.insert(keys.begin(), keys.end()); }
 
 void ConfigReader::finish() const {
+  // What diffusers' EMAModel adds to a config when it saves averaged weights, as in the folder unet_ema.
+  static const std::set<std::string> kOfAverages = {
+      "decay", "min_decay", "inv_gamma", "power", "optimization_step", "update_after_step", "use_ema_warmup"};
   for (const auto& [key, value] : config_.items())
-    check(read_.contains(key) || key.starts_with('_'), Code::invalid_config,
+    check(read_.contains(key) || kOfAverages.contains(key) || key.starts_with('_'), Code::invalid_config,
           "{}: unknown field '{}' (value {}); expected only fields that this program supports", what_, key,
           value.dump());
 }

@@ -75,6 +75,17 @@ TEST(UNetConfig, AcceptsNeutralValuesAndNotes) {
             "accepted");
 }
 
+TEST(UNetConfig, MayBeThatOfAveragesAsTrainersSaveIt) {
+  EXPECT_EQ(refusal<UNetConfig>({{"decay", 0.9999},
+                                 {"min_decay", 0.0},
+                                 {"inv_gamma", 1.0},
+                                 {"power", 0.75},
+                                 {"optimization_step", 500},
+                                 {"update_after_step", 0},
+                                 {"use_ema_warmup", false}}),
+            "accepted");
+}
+
 TEST(VaeConfig, RefusesOtherBlocksAndChannelStatistics) {
   EXPECT_NE(
       refusal<VaeConfig>({{"down_block_types", json::array({"AttnDownEncoderBlock2D"})}}).find("DownEncoderBlock2D"),
