@@ -26,11 +26,11 @@ namespace fs = std::filesystem;
 
 constexpr const char *kMetadata = "metadata.jsonl", *kMetadataCsv = "metadata.csv";
 
-std::string lower_extension(const fs::path& p) {
-  std::string e = p.extension().string();
-  std::ranges::transform(e, e.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return e;
+std::string in_lower_case(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
+  return text;
 }
+std::string lower_extension(const fs::path& p) { return in_lower_case(p.extension().string()); }
 
 /// A kind of folder, and its words for messages.
 struct Content {
@@ -81,6 +81,7 @@ struct Listing {
   std::string root;
   std::map<std::string, FoundFile> files;
   std::set<std::string> items, texts, metadata;
+  std::map<std::string, std::string> texts_of;             // "0001.txt" → "0001.TXT"
   std::map<std::string, std::vector<std::string>> frames;  // frames of each folder that is a clip
 
   std::string location(const std::string& name) const {
@@ -156,7 +157,16 @@ Listing listing_of(const std::string& folder, const Content& content, const char
           shown(f.location), kMetadata, kMetadataCsv);
     if (content.extensions.contains(e)) all.items.insert(p.string());
     if (content.clips && is_frame(e)) all.frames[p.parent_path().string()].push_back(p.string());
-    if (is_text) all.texts.insert(p.string());
+    bool is_text = false;
+    for (const std::string& ending : config.caption_extensions) {
+      const std::string text = p.string();
+      if (text.size() < ending.size() ||
+          in_lower_case(text.substr(text.size() - ending.size())) != in_lower_case(ending))
+        continue;
+      is_text = true;
+      all.texts.insert(text);
+      if (!text.ends_with(ending)) all.texts_of[text.substr(0, text.size() - ending.size()) + ending] = text;
+    }
     const bool known = content.extensions.contains(e) || (content.clips && is_frame(e)) || is_text ||
                        all.metadata.contains(p.string());
     if (!known && !config.quiet) ++others[e.empty() ? "without extension" : e];
@@ -351,8 +361,10 @@ std::vector<ImageItem> items_of(const std::string& folder, Listing found, const 
     const auto frames = found.frames.find(item);
     std::string text;
     for (const std::string& ending : config.caption_extensions) {
-      const std::string name =
+      std::string name =
           frames != found.frames.end() ? item + ending : fs::path(item).replace_extension(ending).string();
+      if (const auto other = found.texts_of.find(name); !found.texts.contains(name) && other != found.texts_of.end())
+        name = other->second;
       if (!found.texts.contains(name)) continue;
       used.insert(name);  // of each item that has this name before its extension
       if (text.empty()) text = name;

@@ -293,6 +293,15 @@ TEST(ImageFolder, CaptionsAreTextInUtf8OrInUtf16WithAMark) {
   EXPECT_ERROR(list_image_folder(f.path, {}), "metadata.jsonl:2: byte FC");
 }
 
+TEST(ImageFolder, EndingsOfCaptionsMayBeInCapitals) {
+  const Folder f("capitals");
+  f.put("0.JPG", "x").put("1.png", "x").put("0.TXT", "zero").put("1.txt", "one").put("1.TXT", "other");
+  const std::vector<ImageItem> items = list_image_folder(f.path, {});
+  ASSERT_EQ(items.size(), 2u);
+  EXPECT_EQ(items[0].caption, "zero");
+  EXPECT_EQ(items[1].caption, "one");
+}
+
 TEST(ImageFolder, ImagesThatDifferInTheirExtensionShareACaption) {
   const Folder f("shared");
   f.put("1.jpg", "x").put("1.png", "x").put("2.png", "x").put("1.txt", "both");
