@@ -2,8 +2,11 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <set>
 #include <sstream>
 
 #include "maxdiffusion/base/decoded_text.h"
@@ -89,16 +92,25 @@ std::vector<ImageItem> images_of(const DataFolder& f) {
                                                                          .quiet = true});
   if (!f.metadata.empty() && !by_lines) {
     const std::map<std::string, std::string> captions = kohya_captions(f.metadata, f.captions.separator);
-    std::erase_if(items, [&](ImageItem& item) {
+    std::set<std::string> used;
+    const auto left_out = std::erase_if(items, [&](ImageItem& item) {
       for (const std::string& name :
            {item.file, item.name, fs::path(item.name).filename().string(), stem_of(item.file), stem_of(item.name)})
         if (const auto found = captions.find(name); found != captions.end()) {
           item.caption = found->second, item.captioned = true;
+          used.insert(name);
           return false;
         }
       return true;
     });
     check(!items.empty(), Code::io, "{}: names no image of '{}'", shown(f.metadata), shown(f.folder));
+    if (left_out > 0)
+      log_warning("{}: {} of '{}' {} not named, and left out", shown(f.metadata),
+                  counted(static_cast<int64_t>(left_out), "image"), shown(f.folder), left_out == 1 ? "is" : "are");
+    const auto unknown = std::ranges::find_if(captions, [&](const auto& c) { return !used.contains(c.first); });
+    if (unknown != captions.end())
+      log_warning("{}: {} of {} names are of no image of '{}', the first is '{}'", shown(f.metadata),
+                  captions.size() - used.size(), captions.size(), shown(f.folder), unknown->first);
   }
   if (f.most >= 0 && std::ssize(items) > f.most) items.resize(static_cast<size_t>(f.most));
   MissingCaptions count{.where = fmt::format("{}: '{}'", f.where, shown(f.folder.empty() ? f.metadata : f.folder)),

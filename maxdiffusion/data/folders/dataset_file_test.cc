@@ -212,6 +212,19 @@ TEST_F(DatasetFiles, OfKohyaReadItsMetadata) {
   EXPECT_EQ(joined.caption(0), "a frog; green, sea\nit; green, sea");
 }
 
+TEST_F(DatasetFiles, CountWhatMetadataDoesNotName) {
+  images("a", 3, "");
+  write("meta.json", R"({"0.png": {"caption": "x"}, "7.png": {"tags": "t"}, "8": {"tags": "t"}})");
+  testing::internal::CaptureStderr();
+  const DataFolders all(
+      "it", read("k.toml", "[[datasets]]\n[[datasets.subsets]]\nimage_dir='a'\nmetadata_file='meta.json'\n").folders);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(all.size(), 1);
+  EXPECT_NE(log.find("2 images of '" + (t_ / "a") + "' are not named, and left out"), std::string::npos) << log;
+  EXPECT_NE(log.find("2 of 3 names are of no image of '" + (t_ / "a") + "', the first is '7.png'"), std::string::npos)
+      << log;
+}
+
 TEST_F(DatasetFiles, MayBeKohyasFolders) {
   images("train/10_sks dog", 1, ""), images("train/2_x_y", 2), images("train/plain", 1), images("reg/1_dog", 5, "");
   const DatasetFile file = read_dataset_file(t_ / "train", t_ / "reg", {});
