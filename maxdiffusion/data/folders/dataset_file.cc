@@ -191,18 +191,27 @@ void read_kohya_folders(const std::string& root, bool regularization, DatasetFil
 
 // ---- musubi-tuner
 
+constexpr int64_t kFramesOfLatent = 4;  // of Wan's autoencoder, after the first frame
+
 /// The folder of clips once for each sample that musubi-tuner takes of a clip. Source: its docs/dataset_config.md.
 std::vector<DataFolder> extracted(DatasetReader& r, DataFolder clips) {
   const std::string how = r.word("frame_extraction", "head", {"head", "uniform", "full"});
   const std::vector<int64_t> frames = r.wholes("target_frames");
-  const std::set<int64_t> lengths(frames.begin(), frames.end());
+  std::set<int64_t> lengths;
+  for (const int64_t n : frames) {
+    const int64_t as_cut = (n - 1) / kFramesOfLatent * kFramesOfLatent + 1;
+    if (as_cut != n)
+      log_warning("{}: target_frames {} is cut to {}, 1 plus a multiple of {}, as musubi-tuner does",
+                  r.where("target_frames"), n, as_cut, kFramesOfLatent);
+    lengths.insert(as_cut);
+  }
   const int64_t samples = r.whole("frame_sample", 1, 1), most = r.whole("max_frames", 129, 1);
   if (how != "full") r.ignore({"max_frames"}, "frame_extraction is not full");
   if (how != "uniform") r.ignore({"frame_sample"}, "frame_extraction is not uniform");
   r.ignore({"frame_stride"}, "frame_extraction is not slide");
   if (how == "full") {
     r.ignore({"target_frames"}, "frame_extraction is full");
-    for (int64_t n = 1; n <= most; n += 4) clips.images.frames.push_back(n);  // as Wan's autoencoder takes them
+    for (int64_t n = 1; n <= most; n += kFramesOfLatent) clips.images.frames.push_back(n);
     return {std::move(clips)};
   }
   if (how == "head" && lengths.empty()) return {std::move(clips)};

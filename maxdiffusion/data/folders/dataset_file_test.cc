@@ -294,6 +294,10 @@ TEST_F(DatasetFiles, OfMusubiTakeSamplesOfClips) {
   EXPECT_EQ(samples("target_frames=[1,5]\nframe_extraction='uniform'\nframe_sample=3\n"),
             (Samples{{{1}, 0}, {{1}, 0.5}, {{1}, 1}, {{5}, 0}, {{5}, 0.5}, {{5}, 1}}));
   EXPECT_EQ(samples("frame_extraction='full'\nmax_frames=16\n"), (Samples{{{1, 5, 9, 13}, 0}}));
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(samples("target_frames=[24,21,4]\n"), (Samples{{{1}, 0}, {{21}, 0}}));
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("target_frames 24 is cut to 21, 1 plus a multiple of 4"), std::string::npos) << log;
   for (const char* how : {"chunk", "slide"})
     EXPECT_EQ(refusal("v.toml", fmt::format("[[datasets]]\nvideo_directory='a'\nframe_extraction='{}'\n", how)),
               fmt::format("v.toml:3: frame_extraction is '{}'; expected one of: head, uniform, full", how));
