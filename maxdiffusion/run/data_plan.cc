@@ -197,7 +197,7 @@ namespace {
 
 /// Checks the number of a folder's reference images; `first`: of the first folder.
 void check_references(const DataFolder& f, int64_t first, const DataKeys& keys, const Family* family) {
-  const int64_t n = std::ssize(f.references);
+  const int64_t n = f.reference_images();
   check(n == first, Code::invalid_config, "{}: {} control images for each image; expected {}, as in the first folder",
         f.where, n, first);
   if (!family) return;
@@ -226,7 +226,7 @@ ImageConfig plan_folders(ImageConfig images, const std::vector<DataFolder>& fold
   images.buckets.reset();
   images.center_crop = images.random_crop = images.random_flip = false;
   images.sizes = family && !family->spec().size_conditioning.empty();
-  images.references = std::ssize(folders.at(0).references);
+  images.references = folders.at(0).reference_images();
   std::vector<ImageConfig> all;
   bool weighs = false;
   for (const DataFolder& f : folders) {

@@ -49,29 +49,68 @@ std::map<std::string, std::string> kohya_captions(const std::string& file, const
   return out;
 }
 
-/// The images listed in JSON lines.
-std::vector<ImageItem> items_of_lines(const DataFolder& f) {
-  const auto input = open_input(f.metadata);
-  std::istringstream lines(decoded_text(input->read(0, input->size()).bytes, shown(f.metadata)));
-  const char* column = f.clips ? "video_path" : "image_path";
-  std::vector<ImageItem> items;
+/// Calls `f` with each JSON object of a file of lines, and its line's number.
+void each_line(const std::string& file, const std::function<void(int64_t number, const nlohmann::json& row)>& f) {
+  const auto input = open_input(file);
+  std::istringstream lines(decoded_text(input->read(0, input->size()).bytes, shown(file)));
   int64_t number = 0;
   for (std::string line; std::getline(lines, line);) {
     ++number;
     if (trimmed(line).empty()) continue;
     const auto row = parse_json_or_discard(line);
-    check(row.is_object() && row.contains(column) && row[column].is_string() && row.contains("caption") &&
-              row["caption"].is_string(),
-          Code::io, "{}:{}: expected {{\"{}\": …, \"caption\": …}}, found '{}'", shown(f.metadata), number, column,
+    check(row.is_object(), Code::io, "{}:{}: expected a JSON object, found '{}'", shown(file), number,
           shortened(line, 60));
-    std::string path = row[column].get<std::string>();
-    std::error_code ec;
-    if (!is_remote(path) && !fs::exists(path, ec) && fs::path(path).is_relative()) path = sibling(f.metadata, path);
-    check(is_remote(path) || fs::is_regular_file(path, ec), Code::io, "{}:{}: names '{}', which is no file",
-          shown(f.metadata), number, path);
-    items.push_back({.file = path, .name = path, .caption = row["caption"].get<std::string>(), .captioned = true});
+    f(number, row);
   }
+}
+
+/// The keys of a line's reference images, in their order: "control_path", or "control_path_0", "control_path_1", …
+std::vector<std::string> control_keys(const nlohmann::json& row) {
+  const std::string key = "control_path";
+  std::vector<std::string> keys;
+  if (row.contains(key)) keys.push_back(key);
+  for (int64_t i = 0; row.contains(fmt::format("{}_{}", key, i)); ++i) keys.push_back(fmt::format("{}_{}", key, i));
+  return keys;
+}
+
+/// The images or clips listed in JSON lines.
+std::vector<ImageItem> items_of_lines(const DataFolder& f) {
+  const std::string column = f.clips ? "video_path" : "image_path";
+  std::vector<ImageItem> items;
+  std::map<std::string, int64_t> unread;  // key → lines
+  each_line(f.metadata, [&](int64_t number, const nlohmann::json& row) {
+    for (const std::string& key : {column, std::string("caption")})
+      check(row.contains(key) && row[key].is_string(), Code::io,
+            "{}:{}: expected {{\"{}\": …, \"caption\": …}}, found '{}'", shown(f.metadata), number, column,
+            shortened(row.dump(), 60));
+    const auto path_of = [&](const std::string& key, bool may_be_folder) {
+      check(row[key].is_string(), Code::io, "{}:{}: {} is {}; expected a path", shown(f.metadata), number, key,
+            row[key].dump());
+      std::string path = row[key].get<std::string>();
+      std::error_code ec;
+      if (!is_remote(path) && !fs::exists(path, ec) && fs::path(path).is_relative()) path = sibling(f.metadata, path);
+      check(is_remote(path) || fs::is_regular_file(path, ec) || (may_be_folder && fs::is_directory(path, ec)), Code::io,
+            "{}:{}: names '{}', which is no file", shown(f.metadata), number, path);
+      return path;
+    };
+    const std::string path = path_of(column, f.clips);
+    items.push_back({.file = path, .name = path, .caption = row["caption"].get<std::string>(), .captioned = true});
+    if (std::error_code ec; f.clips && !is_remote(path) && fs::is_directory(path, ec)) {
+      items.back().frames = list_frames(path);
+      check(!items.back().frames.empty(), Code::io, "{}:{}: names '{}', a folder without png or jpeg frames",
+            shown(f.metadata), number, path);
+    }
+    const std::vector<std::string> controls = control_keys(row);
+    check(std::ssize(controls) == f.references_of_lines, Code::io, "{}:{}: {} control images; expected {}{}",
+          shown(f.metadata), number, controls.size(), f.references_of_lines,
+          f.clips ? ", of a video" : ", as in the first line");
+    for (const std::string& key : controls) items.back().references.push_back({path_of(key, false), -1});
+    for (const auto& [key, value] : row.items())
+      if (key != column && key != "caption" && std::ranges::count(controls, key) == 0) ++unread[key];
+  });
   check(!items.empty(), Code::io, "{}: names nothing", shown(f.metadata));
+  for (const auto& [key, lines] : unread)
+    log_warning("{}: '{}' of {} is not read", shown(f.metadata), key, counted(lines, "line"));
   return items;
 }
 
@@ -148,6 +187,14 @@ void check_folder(const DataFolder& f) {
 }
 
 }  // namespace
+
+int64_t control_images_of_lines(const std::string& file) {
+  std::optional<int64_t> count;
+  each_line(file, [&](int64_t, const nlohmann::json& row) {
+    if (!count) count = std::ssize(control_keys(row));
+  });
+  return count.value_or(0);
+}
 
 struct DataFolders::Item {
   ImageItem image;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
@@ -32,7 +33,7 @@ struct DataFolder {
   bool recursive = false, clips = false;
   bool follow_links = false;  // out of the folder
   /// Captions of the images: kohya's JSON ({"name": {"caption": …, "tags": …}}), or JSON lines ({"image_path": …,
-  /// "caption": …}, .jsonl). Empty: captions are next to the images.
+  /// "caption": …, "control_path": …}, .jsonl). Empty: captions are next to the images.
   std::string metadata;
   std::vector<std::string> caption_extensions = {".txt"};  // the first existing one is used
   std::optional<std::string> missing_caption;              // for images without one; none: an error
@@ -40,6 +41,7 @@ struct DataFolder {
   bool names_are_captions = false;                         // "a_red-heart.png": "a red heart"
   std::string masks;                                       // folder of masks, as conditioning_data_dir; empty: none
   std::vector<std::string> references;                     // folders of reference images, in the model's order
+  int64_t references_of_lines = 0;                         // reference images that each line of `metadata` names
   int64_t repeats = 1;                                     // samples per image and epoch, > 0
   int64_t most = -1;                                       // only the first ones; −1: all
   /// Images of a class: together they get as many samples per epoch as the other folders of their group.
@@ -48,7 +50,13 @@ struct DataFolder {
   double loss_weight = 1;
   CaptionRules captions;
   FolderImages images;
+
+  /// Reference images of each image.
+  int64_t reference_images() const { return std::ssize(references) + references_of_lines; }
 };
+/// The number of reference images that the first of these JSON lines names (DataFolder::references_of_lines):
+/// "control_path", or "control_path_0", "control_path_1", …
+int64_t control_images_of_lines(const std::string& file);
 
 /// The images of several folders by number; each image once.
 class DataFolders : public RecordSource {

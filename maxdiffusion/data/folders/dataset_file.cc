@@ -252,6 +252,7 @@ void read_musubi(const DatasetValue& all, const std::string& file, DatasetFile& 
           r.where());
     check(f.metadata.empty() || f.metadata.ends_with(".jsonl"), Code::invalid_config,
           "{}: {} is '{}'; expected a .jsonl file", f.where, place, f.metadata);
+    if (!f.metadata.empty() && !f.clips) f.references_of_lines = control_images_of_lines(f.metadata);
     f.repeats = r.whole("num_repeats", 1, 1);
     if (const std::string e = r.text("caption_extension"); !e.empty()) f.caption_extensions = {with_dot(e)};
     f.missing_caption = "";

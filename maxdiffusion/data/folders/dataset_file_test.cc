@@ -276,6 +276,58 @@ bucket_no_upscale = true
             "v.toml:3: multiple_target is true; expected");
 }
 
+TEST_F(DatasetFiles, OfMusubiNameControlImagesInLines) {
+  images("a", 2), images("b", 4, "");
+  const auto lines = [&](const std::string& first, const std::string& second) {
+    write("lines.jsonl", "{\"image_path\": \"a/0.png\", \"caption\": \"0\"" + first +
+                             "}\n{\"image_path\": \"a/1.png\", \"caption\": \"1\"" + second + "}\n");
+    return read("m.toml", "[[datasets]]\nimage_jsonl_file='lines.jsonl'\n");
+  };
+  const DatasetFile one = lines(R"(, "control_path": "b/3.png")", R"(, "control_path": "b/2.png")");
+  EXPECT_EQ(one.folders[0].reference_images(), 1);
+  const DataFolders all("it", one.folders);
+  ASSERT_EQ(all.read(0).references.size(), 1u);
+  EXPECT_EQ(all.read(0).references[0].bytes, read_file(t_ / "b/3.png"));
+  EXPECT_EQ(all.read(1).references[0].bytes, read_file(t_ / "b/2.png"));
+  const DatasetFile two = lines(R"(, "control_path_0": "b/0.png", "control_path_1": "b/1.png")",
+                                R"(, "control_path_1": "b/2.png", "control_path_0": "b/3.png")");
+  EXPECT_EQ(two.folders[0].reference_images(), 2);
+  EXPECT_EQ(DataFolders("it", two.folders).read(1).references[0].bytes, read_file(t_ / "b/3.png"));
+  EXPECT_EQ(DataFolders("it", two.folders).read(1).references[1].bytes, read_file(t_ / "b/2.png"));
+  const auto error = [&](const std::string& first, const std::string& second) {
+    try {
+      DataFolders("it", lines(first, second).folders);
+    } catch (const Error& e) {
+      return e.message();
+    }
+    return std::string("accepted");
+  };
+  EXPECT_TRUE(error(R"(, "control_path": "b/3.png")", "")
+                  .ends_with("lines.jsonl:2: 0 control images; expected 1, as in the first line"));
+  EXPECT_TRUE(error(R"(, "control_path": "b/9.png")", "").ends_with("b/9.png', which is no file"));
+  testing::internal::CaptureStderr();
+  EXPECT_EQ(error(R"(, "teacher_caption": "x")", ""), "accepted");
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_NE(log.find("lines.jsonl: 'teacher_caption' of 1 line is not read"), std::string::npos) << log;
+  write("v.jsonl", R"({"video_path": "a/0.png", "caption": "", "control_path": "a/1.png"})");
+  EXPECT_EQ(refusal("v.toml", "[[datasets]]\nvideo_jsonl_file='v.jsonl'\n").substr(0, 54),
+            "v.jsonl:1: 1 control images; expected 0, of a video\nin");
+}
+
+TEST_F(DatasetFiles, OfMusubiMayNameFoldersOfFrames) {
+  images("clip", 11, "");
+  write("v.jsonl", R"({"video_path": "clip", "caption": "eleven"})");
+  const DataFolders all("it", read("v.toml", "[[datasets]]\nvideo_jsonl_file='v.jsonl'\ntarget_frames=[9]\n").folders);
+  const Record r = all.read(0);
+  EXPECT_EQ(r.caption, "eleven");
+  ASSERT_EQ(r.frames.size(), 11u);
+  EXPECT_EQ(r.frames[10].bytes, read_file(t_ / "clip/10.png"));  // after 9.png
+  make_folders(t_ / "empty");
+  write("v.jsonl", R"({"video_path": "empty", "caption": ""})");
+  EXPECT_EQ(refusal("v.toml", "[[datasets]]\nvideo_jsonl_file='v.jsonl'\n").substr(0, 61),
+            "v.jsonl:1: names 'empty', a folder without png or jpeg frames");
+}
+
 TEST_F(DatasetFiles, OfMusubiTakeSamplesOfClips) {
   using Sample = std::pair<std::vector<int64_t>, double>;  // frames, start
   const auto samples = [&](const std::string& keys) {

@@ -149,8 +149,6 @@ Listing listing_of(const std::string& folder, const Content& content, const char
     const std::string e = lower_extension(p);
     const bool of_clip = content.clips && is_frame(e) && !p.parent_path().has_parent_path();
     if (!config.recursive && p.has_parent_path() && !of_clip) continue;
-    const bool is_text = std::ranges::any_of(config.caption_extensions,
-                                             [&](const std::string& ending) { return p.string().ends_with(ending); });
     all.files[p.string()] = f;
     if (p.filename() == kMetadata || p.filename() == kMetadataCsv) all.metadata.insert(p.string());
     check(p.filename() != "metadata.parquet", Code::io, "{}: captions are read from {}, {} or .txt files",
@@ -481,6 +479,16 @@ class ImageFolder : public RecordSource {
 
 std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageFolderConfig& config) {
   return items_of(folder, listing_of(folder, config.clips ? kClips : kImages, nullptr, nullptr, config), config);
+}
+
+std::vector<FoundFile> list_frames(const std::string& folder) {
+  std::vector<FoundFile> frames;
+  for (const FoundFile& f : list_files(folder)) {
+    const fs::path path = f.location;
+    if (is_frame(lower_extension(path)) && fs::equivalent(path.parent_path(), folder)) frames.push_back(f);
+  }
+  std::ranges::sort(frames, in_name_order, &FoundFile::location);
+  return frames;
 }
 
 std::vector<FoundFile> list_partners(const std::string& folder, const std::vector<ImageItem>& items,

@@ -48,6 +48,9 @@ struct ImageFolderConfig {
 /// texts that decoded_text refuses.
 std::vector<ImageItem> list_image_folder(const std::string& folder, const ImageFolderConfig& config);
 
+/// The frames (png, jpeg) directly in a local folder, numbers in their names compared by value.
+std::vector<FoundFile> list_frames(const std::string& folder);
+
 /// Reads the item's record. If a file cannot be read, the record's `fault` says so.
 Record read_item(const ImageItem& item, const FoundFile* mask = nullptr);
 /// The item's content, of which only files that `hashes` does not know are read.
