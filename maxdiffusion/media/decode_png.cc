@@ -4,8 +4,11 @@
 
 #include <csetjmp>
 #include <cstring>
+#include <string_view>
+#include <vector>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/utf8.h"
 #include "maxdiffusion/media/decode.h"
 #include "maxdiffusion/media/image.h"
 
@@ -80,11 +83,35 @@ std::string from_latin1(std::string_view text) {
   return out;
 }
 
+/// The file with the texts that follow its pixels, as ExifTool writes them, before the pixels. Empty: there are none.
+std::vector<uint8_t> with_texts_first(std::span<const uint8_t> bytes) {
+  constexpr size_t kSignature = 8, kAround = 12;  // length, type and checksum of a chunk
+  size_t pixels = 0;
+  std::vector<std::span<const uint8_t>> texts;
+  for (size_t at = kSignature; bytes.size() - at >= kAround;) {
+    const size_t length = png_get_uint_32(&bytes[at]);
+    if (length > bytes.size() - at - kAround) break;
+    const std::string_view type(reinterpret_cast<const char*>(&bytes[at + 4]), 4);
+    if (type == "IEND") break;
+    if (type == "IDAT" && pixels == 0) pixels = at;
+    if (pixels != 0 && (type == "tEXt" || type == "zTXt" || type == "iTXt"))
+      texts.push_back(bytes.subspan(at, length + kAround));
+    at += length + kAround;
+  }
+  std::vector<uint8_t> out;
+  if (texts.empty()) return out;
+  out.assign(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(pixels));
+  for (const auto& text : texts) out.insert(out.end(), text.begin(), text.end());
+  out.insert(out.end(), bytes.begin() + static_cast<std::ptrdiff_t>(pixels), bytes.end());
+  return out;
+}
+
 }  // namespace
 
 PngTexts png_texts(std::span<const uint8_t> bytes, const std::string& name) {
   check(bytes.size() >= 8 && png_sig_cmp(bytes.data(), 0, 8) == 0, Code::io, "'{}' is not a PNG file", name);
-  PngReader reader(bytes);
+  const std::vector<uint8_t> sorted = with_texts_first(bytes);
+  PngReader reader(sorted.empty() ? bytes : sorted);
   check(reader.read_header(), Code::io, "{}: PNG: {}", name, reader.source.error);
   png_textp texts = nullptr;
   PngTexts out;
@@ -93,7 +120,8 @@ PngTexts png_texts(std::span<const uint8_t> bytes, const std::string& name) {
     const bool utf8 =
         texts[i].compression == PNG_ITXT_COMPRESSION_NONE || texts[i].compression == PNG_ITXT_COMPRESSION_zTXt;
     const std::string_view text(texts[i].text, utf8 ? texts[i].itxt_length : texts[i].text_length);
-    out[from_latin1(texts[i].key)] = utf8 ? std::string(text) : from_latin1(text);
+    // Some programs write UTF-8 where the format expects Latin-1.
+    out[from_latin1(texts[i].key)] = utf8 || valid_utf8(text) == text ? std::string(text) : from_latin1(text);
   }
   return out;
 }

@@ -17,8 +17,8 @@ using PngTexts = std::map<std::string, std::string>;
 std::string encode_png(const HostArray& rgb, const PngTexts& texts = {});
 /// rgb: u8 [H, W, 3]. Written to a temporary name and renamed. Throws io.
 void write_png(const std::string& path, const HostArray& rgb, const PngTexts& texts = {});
-/// The texts before the pixels of a PNG file's bytes, in UTF-8 whichever chunks hold them. `name`: for messages. Throws
-/// io.
+/// The texts of a PNG file's bytes, before and behind its pixels, in UTF-8 whichever chunks hold them. `name`: for
+/// messages. Throws io.
 PngTexts png_texts(std::span<const uint8_t> bytes, const std::string& name);
 /// f32 [H, W, 3] in [−1, 1] → u8, clipped and rounded.
 HostArray to_rgb8(const HostArray& pixels);

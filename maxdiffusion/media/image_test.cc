@@ -61,6 +61,42 @@ TEST(Image, FileHasTheTextsOfTheImage) {
   EXPECT_EQ(encode_png(a).find("iTXt"), std::string::npos);
 }
 
+TEST(Image, TextsBehindThePixelsAreReadToo) {
+  const PngTexts texts = {{"parameters", "a cat\nSteps: 3"}};
+  std::string bytes = encode_png(filled(2, 2, {1, 2, 3}), texts);
+  const size_t from = bytes.find("iTXt") - 4, n = static_cast<uint8_t>(bytes[from + 3]) + size_t{12};
+  const std::string chunk = bytes.substr(from, n);
+  bytes.erase(from, n);
+  bytes.insert(bytes.find("IEND") - 4, chunk);
+  const auto read = [](const std::string& b) {
+    return png_texts({reinterpret_cast<const uint8_t*>(b.data()), b.size()}, "x.png");
+  };
+  EXPECT_EQ(read(bytes), texts);
+  EXPECT_EQ(read(bytes.substr(0, bytes.find("IEND") - 5)), PngTexts());  // the text is cut off
+}
+
+TEST(Image, TextsInLatin1AreReadAsUtf8AndThoseInUtf8AsTheyAre) {
+  const auto read = [](const std::string& value) {
+    std::string chunk = std::string("tEXtparameters", 14) + '\0' + value;
+    uint32_t crc = 0xffffffff;
+    for (const char c : chunk) {
+      crc ^= static_cast<unsigned char>(c);
+      for (int bit = 0; bit < 8; ++bit) crc = crc >> 1 ^ (crc & 1 ? 0xedb88320 : 0);
+    }
+    crc = ~crc;
+    const auto number = [](uint32_t n) {
+      return std::string{static_cast<char>(n >> 24), static_cast<char>(n >> 16), static_cast<char>(n >> 8),
+                         static_cast<char>(n)};
+    };
+    std::string b = encode_png(filled(2, 2, {1, 2, 3}));
+    b.insert(b.find("IDAT") - 4, number(static_cast<uint32_t>(chunk.size() - 4)) + chunk + number(crc));
+    return png_texts({reinterpret_cast<const uint8_t*>(b.data()), b.size()}, "x.png").at("parameters");
+  };
+  EXPECT_EQ(read("caf\xe9"), "café");
+  EXPECT_EQ(read("café 猫"), "café 猫");
+  EXPECT_EQ(read("\xff\xe9"), "ÿé");
+}
+
 TEST(Image, WritingToAMissingFolderIsRefused) {
   EXPECT_THROW(write_png("/nowhere/at/all.png", filled(2, 2, {1, 2, 3})), Error);
 }
