@@ -473,6 +473,8 @@ std::string foreign_yaml(const PngTexts& texts, const std::string& image, const 
   if (!spec.chunk_widths.empty()) s.keys["prompt_syntax"] = s.prompt_syntax;
   if (!s.automatic_schedule.empty() && !is_flow_matching(sampling_config(folder.scheduler_config(), {})))
     s.keys["sigma_schedule"] = s.automatic_schedule;
+  if (const auto levels = s.keys.find("sigma_schedule"); spec.chunk_widths.size() > 1 && levels != s.keys.end())
+    if (levels->second == "\"ays_sd15\"") levels->second = "ays_sdxl";  // one title for both in the web UI
   if (spec.true_guidance && !spec.embedded_guidance && !s.keys.contains("true_cfg_scale"))
     if (auto scale = s.keys.extract("guidance_scale")) s.keys["true_cfg_scale"] = scale.mapped();
   if (!s.unused.empty())

@@ -23,7 +23,7 @@ std::unique_ptr<Scheduler> make_dpm2_ancestral(const nlohmann::json& config) {
 SamplerClass dpm2_ancestral_sampler() {
   return {.name = kDpm2Ancestral,
           .make = make_dpm2_ancestral,
-          .words = {{.word = "dpm2_ancestral", .aliases = {"dpm2_a", "dpm_2_ancestral", "kdpm2_ancestral"}},
+          .words = {{.word = "dpm2_ancestral", .aliases = {"dpm2_a", "dpm_2_a", "dpm_2_ancestral", "kdpm2_ancestral"}},
                     {"dpm2_ancestral_karras", {{"use_karras_sigmas", true}}, {"dpm2_a_karras"}}}};
 }
 

@@ -70,8 +70,19 @@ std::vector<std::string> sampler_names() {
 
 std::string sampler_name(const std::string& name) {
   if (std::ranges::count(scheduler_names(), name) > 0) return name;
-  const SamplerName* word = find(spelled(name)).word;
-  return word ? word->word : "";
+  const std::string word = spelled(name);
+  const SamplerName* found = find(word).word;
+  if (!found && word.starts_with("k_")) found = find(word.substr(2)).word;  // k-diffusion's, in the web UI and kohya's
+  return found ? found->word : "";
+}
+
+WebUiSampler web_ui_sampler(const std::string& title) {
+  if (const std::string name = sampler_name(title); !name.empty()) return {name, ""};
+  for (size_t blank = title.find(' '); blank != title.npos; blank = title.find(' ', blank + 1)) {
+    const std::string name = sampler_name(title.substr(0, blank)), schedule = schedule_named(title.substr(blank + 1));
+    if (!name.empty() && !schedule.empty()) return {name, schedule};
+  }
+  return {};
 }
 
 SamplerTitle sampler_title(const json& config) {
@@ -131,10 +142,19 @@ const std::vector<SigmaScheduleTitle>& sigma_schedule_titles() {
   return all;
 }
 
-std::string schedule_named(const std::string& title) {
-  if (title == "normal") return "training";
+bool steps_over_timesteps(const std::string& name) {
+  constexpr const char* kNames[] = {"ddpm", "ddim", "pndm", "lcm", "tcd"};
+  return std::ranges::find(kNames, name) != std::end(kNames);
+}
+
+std::string schedule_named(const std::string& title, bool two_text_encoders) {
+  static const std::map<std::string, std::string> kOthers = {
+      {"normal", "training"}, {"sgmuniform", "sgm_uniform"}, {"align_your_steps_gits", "gits"}};
+  const std::string word = spelled(title);
+  if (word == "align_your_steps") return two_text_encoders ? "ays_sdxl" : "ays_sd15";
+  if (const auto other = kOthers.find(word); other != kOthers.end()) return other->second;
   for (const SigmaScheduleTitle& s : sigma_schedule_titles())
-    if (title == s.label || title == s.name) return s.name;
+    if (word == s.name || word == spelled(s.label)) return s.name;
   return "";
 }
 

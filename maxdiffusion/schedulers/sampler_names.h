@@ -28,9 +28,18 @@ struct SigmaScheduleTitle {
   const char *name, *title, *label;
 };
 const std::vector<SigmaScheduleTitle>& sigma_schedule_titles();
-/// The sigma_schedule of a label of the web UI ("Karras", "Uniform") or a name of ComfyUI ("karras", "normal"); empty:
-/// there is none.
-std::string schedule_named(const std::string& title);
+/// Whether the sampler of a sampler_name() steps over timesteps, and so has no sigma_schedule.
+bool steps_over_timesteps(const std::string& name);
+/// The sigma_schedule of a title of the web UI ("Karras", "Uniform") or a name of it or of ComfyUI ("karras",
+/// "uniform", "normal"), in any case; empty: there is none. "Align Your Steps" has other levels for SDXL, which has two
+/// text encoders.
+std::string schedule_named(const std::string& title, bool two_text_encoders = false);
+/// sampler_name() and the sigma_schedule of a title of the web UI that ends with one, as in "Euler a Karras"; the
+/// schedule is empty if the sampler's name includes it, as dpmpp_2m_karras does. Both are empty if unknown.
+struct WebUiSampler {
+  std::string name, schedule;
+};
+WebUiSampler web_ui_sampler(const std::string& title);
 /// Whether `name` is a known but unsupported sampler (dpm_fast, edm_euler, …).
 bool is_unsupported_sampler(const std::string& name);
 /// Changes the config to the sampler `name`, as diffusers' from_config does, and sets the fields of the name, except

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <sstream>
 #include <utility>
 
 #include "maxdiffusion/base/error.h"
@@ -59,21 +60,31 @@ struct WebUiText {
   Pairs settings;
 };
 
-/// The prompt, "Negative prompt: …" and the line of settings, which has at least three.
+/// The prompt, "Negative prompt: …" and the line of settings, which has at least three: the last line, or the last one
+/// that begins with "Steps:", behind which extensions write further lines.
 WebUiText parts_of(const std::string& text) {
   WebUiText out;
-  std::string prompts = without_spaces(text);
-  const size_t last = prompts.rfind('\n');
-  const size_t begin = last == prompts.npos ? 0 : last + 1;
-  if (Pairs found = pairs_of(prompts.substr(begin)); found.size() >= 3) {
-    out.settings = std::move(found);
-    prompts.resize(begin);
-  }
+  std::vector<std::string> lines;
+  std::istringstream in(without_spaces(text));
+  for (std::string line; std::getline(in, line);) lines.push_back(without_spaces(line));
+  size_t settings = lines.size();
+  for (size_t i = lines.size(); i-- > 0 && out.settings.empty();)
+    if (i + 1 == lines.size() || lines[i].starts_with("Steps:"))
+      if (Pairs found = pairs_of(lines[i]); found.size() >= 3) settings = i, out.settings = std::move(found);
+  for (size_t i = settings + 1; i < lines.size(); ++i)
+    if (const size_t colon = lines[i].find(':'); !lines[i].empty())
+      out.settings.emplace_back(lines[i].substr(0, colon),
+                                colon == lines[i].npos ? "" : without_spaces(lines[i].substr(colon + 1)));
   const std::string mark = "Negative prompt:";
-  size_t negative = prompts.starts_with(mark) ? 0 : prompts.find("\n" + mark);
-  if (negative != prompts.npos && negative != 0) ++negative;
-  out.prompt = without_spaces(prompts.substr(0, negative));
-  if (negative != prompts.npos) out.negative_prompt = without_spaces(prompts.substr(negative + mark.size()));
+  std::string* part = &out.prompt;
+  for (size_t i = 0; i < settings; ++i) {
+    if (part == &out.prompt && lines[i].starts_with(mark)) {
+      part = &out.negative_prompt;
+      lines[i] = without_spaces(lines[i].substr(mark.size()));
+    }
+    *part += (part->empty() ? "" : "\n") + lines[i];
+  }
+  out.prompt = without_spaces(out.prompt), out.negative_prompt = without_spaces(out.negative_prompt);
   return out;
 }
 
@@ -84,10 +95,6 @@ std::optional<std::pair<int64_t, int64_t>> sides_of(const std::string& size) {
   return width && height ? std::optional(std::pair(*width, *height)) : std::nullopt;
 }
 
-std::optional<double> number_of(const json& value) {
-  return value.is_number() ? std::optional(value.get<double>()) : std::nullopt;
-}
-
 /// Sets `key` to a number; returns whether the text is one.
 bool set_number(ForeignSettings& s, const char* key, const std::string& text) {
   const bool is_one = read_number(text).has_value();
@@ -95,22 +102,23 @@ bool set_number(ForeignSettings& s, const char* key, const std::string& text) {
   return is_one;
 }
 
-/// Sets the sampler and its levels; returns those of the two that are unknown.
+/// Sets the sampler and its levels; adds those of the two that are unknown to `unused`.
 void set_sampler(ForeignSettings& s, const std::string& sampler, const std::string& schedule) {
-  const std::string name = sampler_name(sampler);
-  if (!name.empty())
-    s.keys["scheduler"] = quoted(name);
+  const WebUiSampler known = web_ui_sampler(sampler);
+  if (!known.name.empty())
+    s.keys["scheduler"] = quoted(known.name);
   else if (!sampler.empty())
     s.unused.push_back("Sampler: " + sampler);
+  if (!known.schedule.empty()) s.keys["sigma_schedule"] = quoted(known.schedule);
   if (schedule.empty()) return;
   if (schedule == "Automatic" || schedule == "automatic") {
-    s.automatic_schedule = automatic_schedule(name);
+    if (known.schedule.empty()) s.automatic_schedule = automatic_schedule(known.name);
     return;
   }
   const std::string levels = schedule_named(schedule);
-  if (!levels.empty())
+  if (!levels.empty() && !steps_over_timesteps(known.name))
     s.keys["sigma_schedule"] = quoted(levels);
-  else
+  else if (levels != "training")
     s.unused.push_back("Schedule type: " + schedule);
 }
 
@@ -120,31 +128,83 @@ class ComfyGraph {
   ComfyGraph(const json& nodes, ForeignSettings& settings) : nodes_(nodes), s_(settings) {}
 
   /// The input of a node; null: it has none.
-  json input(const json& node, const char* name) const {
+  static json input(const json& node, const std::string& name) {
     const auto inputs = node.find("inputs");
     return inputs == node.end() || !inputs->is_object() ? json() : inputs->value(name, json());
   }
-  /// The node that an input is linked to; null: it is none. Marks it as read.
-  const json* linked(const json& link) {
-    if (!link.is_array() || link.empty() || !link[0].is_string()) return nullptr;
-    const auto node = nodes_.find(link[0].get<std::string>());
-    if (node == nodes_.end() || !node->is_object() || !read_.insert(node.key()).second) return nullptr;
-    return &*node;
+  /// The id of the node that an input is linked to; empty: it is none.
+  std::string link(const json& input) const {
+    const bool links = input.is_array() && !input.empty() && input[0].is_string();
+    const auto node = links ? nodes_.find(input[0].get<std::string>()) : nodes_.end();
+    return node == nodes_.end() || !node->is_object() ? "" : node.key();
   }
-  /// Sets `key` to the text of the conditioning behind a link.
-  void set_text(const char* key, const json& link) {
-    for (const json* node = linked(link); node;) {
-      if (const json text = input(*node, "text"); text.is_string()) {
-        s_.keys[key] = quoted(text.get<std::string>());
+  const json& node(const std::string& id) const { return nodes_.at(id); }
+  /// An input that is no link, or the value of the node that it is linked to, which is marked as read. Null: there is
+  /// none, or another node computes it, which is named in `unused`.
+  json value(const json& node, const std::string& name) {
+    const json given = input(node, name);
+    const std::string id = link(given);
+    if (id.empty() && !given.is_structured()) return given;
+    for (const std::string& its : {std::string("value"), name, std::string("seed"), std::string("int"),
+                                   std::string("number"), std::string("string"), std::string("text")})
+      if (const json found = id.empty() ? json() : input(nodes_[id], its); found.is_number() || found.is_string()) {
+        read_.insert(id);
+        return found;
+      }
+    s_.unused.push_back(name + " of another node");
+    return {};
+  }
+  /// Sets `prompt` or `negative_prompt`, and the second one, to the texts of the conditioning behind an input.
+  void set_text(const std::string& key, const json& conditioning) {
+    std::set<std::string> seen;
+    for (std::string id = link(conditioning); !id.empty() && seen.insert(id).second;) {
+      const json& its = nodes_[id];
+      const json guidance = input(its, "guidance");
+      if (guidance.is_number()) s_.keys["guidance_scale"] = print_double(guidance);
+      if (its.value("class_type", json()) == "ConditioningZeroOut") {
+        read_.insert(id);
         return;
       }
-      if (const auto guidance = number_of(input(*node, "guidance")))
-        s_.keys["guidance_scale"] = print_double(*guidance);
-      node = linked(input(*node, "conditioning").is_null()
-                        ? input(*node, key == std::string("prompt") ? "positive" : "negative")
-                        : input(*node, "conditioning"));
+      // Nodes with a text for each text encoder, then those with one.
+      for (const auto& [first, second] : {std::pair{"text_l", "text_g"}, {"clip_l", "t5xxl"}, {"clip_l", "clip_g"}})
+        if (!input(its, first).is_null() && !input(its, second).is_null()) {
+          read_.insert(id);
+          const json one = value(its, first), two = value(its, second);
+          if (one.is_string()) s_.keys[key] = quoted(one.get<std::string>());
+          if (two.is_string() && two != one) s_.keys[key + "_2"] = quoted(two.get<std::string>());
+          return;
+        }
+      for (const char* name : {"text", "prompt", "user_prompt"})
+        if (!input(its, name).is_null()) {
+          read_.insert(id);
+          if (const json text = value(its, name); text.is_string()) s_.keys[key] = quoted(text.get<std::string>());
+          return;
+        }
+      if (guidance.is_number()) read_.insert(id);  // others change the conditioning in ways that are not used
+      json next = input(its, "conditioning");
+      for (const char* name : {key == "prompt" ? "positive" : "negative", "conditioning_1", "conditioning_to"})
+        if (next.is_null()) next = input(its, name);
+      id = link(next);
     }
+    s_.unused.push_back(key + " of another node");
   }
+  /// Whether a node of `others` leads to this one.
+  bool follows(const std::string& id, const std::set<std::string>& others) const {
+    std::set<std::string> seen = {id};
+    for (std::vector<std::string> open = {id}; !open.empty();) {
+      const json& its = nodes_[open.back()];
+      open.pop_back();
+      const auto inputs = its.find("inputs");
+      if (inputs == its.end() || !inputs->is_object()) continue;
+      for (const json& one : *inputs)
+        if (const std::string from = link(one); !from.empty() && seen.insert(from).second) {
+          if (others.contains(from)) return true;
+          open.push_back(from);
+        }
+    }
+    return false;
+  }
+  void mark_read(const std::string& id) { read_.insert(id); }
   bool was_read(const std::string& id) const { return read_.contains(id); }
 
  private:
@@ -152,6 +212,25 @@ class ComfyGraph {
   ForeignSettings& s_;
   std::set<std::string> read_;
 };
+
+/// Whether a node samples: KSampler and its kin, or SamplerCustom and SamplerCustomAdvanced, whose settings are in
+/// nodes of their own.
+bool samples(const json& node) {
+  const auto has = [&](const char* name) { return !ComfyGraph::input(node, name).is_null(); };
+  return node.is_object() &&
+         ((has("sampler_name") && has("positive")) || (has("sampler") && has("sigmas") && has("latent_image")));
+}
+
+/// The id of the node of the first pass: no other sampling node leads to it. Empty: there is none.
+std::string first_sampling_node(const json& nodes, const ComfyGraph& graph) {
+  std::vector<std::string> ids;
+  for (const auto& [id, node] : nodes.items())
+    if (samples(node)) ids.push_back(id);
+  std::ranges::stable_sort(ids, {}, [](const std::string& id) { return std::pair(id.size(), id); });  // "9" before "10"
+  const std::set<std::string> all(ids.begin(), ids.end());
+  const auto first = std::ranges::find_if(ids, [&](const std::string& id) { return !graph.follows(id, all); });
+  return first != ids.end() ? *first : ids.empty() ? "" : ids[0];
+}
 
 }  // namespace
 
@@ -172,7 +251,11 @@ ForeignSettings settings_of_web_ui(const std::string& text) {
   };
   const std::string sampler = take("Sampler");
   set_sampler(s, sampler, take("Schedule type"));
-  number("Steps", "num_inference_steps"), number("Seed", "sample_seed");
+  number("Steps", "num_inference_steps");
+  if (const std::string seed = take("Seed"); read_seed(seed))
+    s.keys["sample_seed"] = seed;
+  else if (!seed.empty())
+    s.unused.push_back("Seed: " + seed);
   if (values.contains("Distilled CFG Scale"))
     number("Distilled CFG Scale", "guidance_scale"), number("CFG scale", "true_cfg_scale");
   else
@@ -220,36 +303,60 @@ ForeignSettings settings_of_comfyui(const std::string& text, const std::string& 
   const json nodes = parse_json_or_discard(text);
   check(nodes.is_object(), Code::io, "'{}': its text `prompt` is no graph of ComfyUI; expected a JSON object", image);
   ComfyGraph graph(nodes, s);
-  const json* sampling = nullptr;
-  std::string its_id;
-  for (const auto& [id, node] : nodes.items())
-    if (node.is_object() && !graph.input(node, "sampler_name").is_null() && !graph.input(node, "positive").is_null()) {
-      sampling = &node, its_id = id;
-      break;
-    }
-  check(sampling, Code::io, "'{}': its ComfyUI graph has no node with sampler_name and positive, such as KSampler",
+  const std::string first = first_sampling_node(nodes, graph);
+  check(!first.empty(), Code::io,
+        "'{}': its ComfyUI graph has no node with sampler_name and positive, such as KSampler, and none with sampler, "
+        "sigmas and latent_image, such as SamplerCustomAdvanced",
         image);
+  std::vector<std::string> sampling = {first};  // the node, and those that hold its settings
+  for (const char* name : {"noise", "guider", "sampler", "sigmas"})
+    if (const std::string id = graph.link(graph.input(graph.node(first), name)); !id.empty()) sampling.push_back(id);
+  const auto holder = [&](const std::string& name) -> const json* {
+    for (const std::string& id : sampling)
+      if (!graph.input(graph.node(id), name).is_null()) {
+        graph.mark_read(id);
+        return &graph.node(id);
+      }
+    return nullptr;
+  };
+  const auto value = [&](const std::string& name) {
+    const json* node = holder(name);
+    return node ? graph.value(*node, name) : json();
+  };
+  graph.mark_read(first);
   for (const auto& [name, key] : {std::pair{"seed", "sample_seed"},
                                   {"noise_seed", "sample_seed"},
                                   {"steps", "num_inference_steps"},
                                   {"cfg", "guidance_scale"}})
-    if (const json value = graph.input(*sampling, name); value.is_number()) s.keys[key] = dump_json(value);
-  if (const auto part = number_of(graph.input(*sampling, "denoise")); part && *part != 1)
-    s.unused.push_back(fmt::format("denoise: {}", *part));
+    if (const json given = value(name); given.is_number()) s.keys[key] = dump_json(given);
+  if (const json part = value("denoise"); part.is_number() && part != 1)
+    s.unused.push_back(fmt::format("denoise: {}", dump_json(part)));
+  if (const json from = value("start_at_step"); from.is_number() && from != 0)
+    s.unused.push_back(fmt::format("start_at_step: {}", dump_json(from)));
+  if (const json to = value("end_at_step"); to.is_number() && to < value("steps"))
+    s.unused.push_back(fmt::format("end_at_step: {}", dump_json(to)));
   const auto word = [&](const char* name) {
-    const json value = graph.input(*sampling, name);
-    return value.is_string() ? value.get<std::string>() : std::string();
+    const json given = value(name);
+    return given.is_string() ? given.get<std::string>() : std::string();
   };
-  set_sampler(s, word("sampler_name"), word("scheduler"));
-  graph.set_text("prompt", graph.input(*sampling, "positive"));
-  graph.set_text("negative_prompt", graph.input(*sampling, "negative"));
-  if (const json* latent = graph.linked(graph.input(*sampling, "latent_image")))
+  const std::string sampler = word("sampler_name");
+  set_sampler(s, sampler == "ddim" ? "euler" : sampler, word("scheduler"));  // ComfyUI's ddim is Euler over its levels
+  const json *positive = holder("positive"), *basic = positive ? nullptr : holder("conditioning"),
+             *negative = holder("negative");
+  if (positive) graph.set_text("prompt", graph.input(*positive, "positive"));
+  if (basic) graph.set_text("prompt", graph.input(*basic, "conditioning"));
+  if (negative) graph.set_text("negative_prompt", graph.input(*negative, "negative"));
+  if (const std::string latent = graph.link(graph.input(graph.node(first), "latent_image")); !latent.empty())
     for (const auto& [name, key] :
-         {std::pair{"width", "width"}, {"height", "height"}, {"batch_size", "num_images_per_prompt"}})
-      if (const json value = graph.input(*latent, name); value.is_number_integer()) s.keys[key] = dump_json(value);
+         {std::pair{"width", "width"}, {"height", "height"}, {"batch_size", "num_images_per_prompt"}}) {
+      const json& its = graph.node(latent);
+      if (graph.input(its, "width").is_null()) break;
+      graph.mark_read(latent);
+      if (const json given = graph.value(its, name); given.is_number_integer()) s.keys[key] = dump_json(given);
+    }
   const std::set<std::string> without_settings = {"VAEDecode", "SaveImage", "PreviewImage"};
   for (const auto& [id, node] : nodes.items()) {
-    if (id == its_id || graph.was_read(id) || !node.is_object()) continue;
+    if (graph.was_read(id) || !node.is_object()) continue;
     const json name = node.value("class_type", json());
     if (name.is_string() && !without_settings.contains(name.get<std::string>()))
       s.unused.push_back("node " + shortened(name.get<std::string>(), 40));
@@ -259,7 +366,13 @@ ForeignSettings settings_of_comfyui(const std::string& text, const std::string& 
 
 std::optional<ForeignSettings> foreign_settings(const std::map<std::string, std::string>& texts,
                                                 const std::string& image) {
-  if (const auto web_ui = texts.find("parameters"); web_ui != texts.end()) return settings_of_web_ui(web_ui->second);
+  if (const auto web_ui = texts.find("parameters"); web_ui != texts.end()) {
+    check(!parse_json_or_discard(web_ui->second).is_object(), Code::io,
+          "'{}': its text `parameters` is JSON, as SwarmUI and Fooocus write it; expected the web UI's text: a prompt, "
+          "and a line with 'Steps: …'",
+          image);
+    return settings_of_web_ui(web_ui->second);
+  }
   if (const auto graph = texts.find("prompt"); graph != texts.end()) return settings_of_comfyui(graph->second, image);
   return std::nullopt;
 }
