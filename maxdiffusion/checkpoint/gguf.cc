@@ -138,10 +138,10 @@ GgufEntry read_entry(const std::string& file, GgufCursor& c, uint64_t alignment)
   const auto id = c.number<uint32_t>("the type of " + e.name);
   e.begin = c.number<uint64_t>("the place of " + e.name);
   e.type = find_gguf_type(id);
-  if (!e.type) refuse_gguf(file, fmt::format("tensor '{}' is of the unknown type {}", e.name, id));
-  if (!e.type->plain && !e.type->read)
+  if (!e.type || (!e.type->plain && !e.type->read))
     throw Error(Code::io, fmt::format("read '{}': tensor '{}' is {}, which is not supported; expected one of: {}", file,
-                                      e.name, e.type->name, fmt::join(gguf_type_names(), ", ")))
+                                      e.name, e.type ? std::string(e.type->name) : fmt::format("of ggml's type {}", id),
+                                      fmt::join(gguf_type_names(), ", ")))
         .note("try: a file of the same model in Q4_K, Q5_K, Q6_K or Q8_0");
   const auto block = static_cast<uint64_t>(e.type->numbers);
   const int64_t row = e.dims.empty() ? 1 : e.dims.back();
@@ -202,9 +202,11 @@ GgufContent read_gguf(const std::string& name, const MappedFile& m) {
   GgufCursor c(name, m);
   c.bytes(kMagic.size(), "the beginning");
   const auto version = c.number<uint32_t>("the version");
-  if (version != 2 && version != 3)
-    refuse_gguf(name, fmt::format("GGUF of version {}; expected 2 or 3{}", version,
-                                  version != 0 && version % 65536 == 0 ? " (its numbers are big-endian)" : ""));
+  if (version != 2 && version != 3) {
+    Error error(Code::io, fmt::format("read '{}': GGUF of version {}; expected 2 or 3{}", name, version,
+                                      version != 0 && version % 65536 == 0 ? " (its numbers are big-endian)" : ""));
+    throw error.note("try: convert the file again with today's llama.cpp or ComfyUI-GGUF, which write version 3");
+  }
   const uint64_t tensors = c.count("tensors", 24), values = c.count("values", 13);
   GgufContent out;
   std::map<std::string, std::vector<int64_t>> shapes;
