@@ -572,6 +572,16 @@ TEST_F(ConfigFiles, NamesOfInputsAreTakenBeforeListsAndPatterns) {
   const Places p = places(write("sub/c.yml", "output: runs, new\nfiles: ['a, b/c, d.bin']\n"));
   EXPECT_EQ(p.output, "runs, new");
   EXPECT_EQ(p.files, std::vector<std::string>{sub + "a, b/c, d.bin"});
+  // On the command line, where a list may be typed in brackets, too.
+  const auto files = [&](const std::string& word) { return places(write("sub/c.yml", ""), {"files=" + word}).files; };
+  const std::string in = folder_.path() + "/";
+  EXPECT_EQ(files("[x] " + in + "c.bin"), std::vector<std::string>{"[x] " + in + "c.bin"});
+  EXPECT_EQ(files("[" + in + "a, b.bin]"), (std::vector<std::string>{in + "a", "b.bin"}));
+  std::ofstream("[here].bin") << "", std::ofstream("(here)") << "";
+  EXPECT_EQ(files("[here].bin"), std::vector<std::string>{"[here].bin"});
+  EXPECT_EQ(files("(here)"), std::vector<std::string>{"(here)"});
+  EXPECT_EQ(files("['(here)']"), std::vector<std::string>{"(here)"});
+  std::filesystem::remove("[here].bin"), std::filesystem::remove("(here)");
   Places absolute{.data = sub + "a, b", .output = "runs, new"};
   KeyList keys;
   keys.add(absolute);
@@ -864,6 +874,12 @@ TEST(SeedKey, SeedsHaveSixtyFourBits) {
   for (const char* text : {"-2", "18446744073709551616", "1.5", "-9223372036854775809", "one", "1e19"})
     for (const char* key : {"seed", "other"})
       EXPECT_THROW(set("", {std::string(key) + "=" + text}), Error) << key << text;
+  try {
+    set("", {"seed=18446744073709551616"});
+    ADD_FAILURE();
+  } catch (const Error& e) {
+    EXPECT_FALSE(contains(e.what(), "1e+15")) << e.what();  // the limit of other numbers
+  }
 }
 
 struct Switched {

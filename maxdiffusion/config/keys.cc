@@ -35,7 +35,9 @@ Error refusal(const std::string& name, const ConfigValue& v, const std::string& 
 [[noreturn]] void wrong_type(const std::string& name, const ConfigValue& v, const std::string& expected) {
   Error error = refusal(name, v, expected);
   if (v.kind == Kind::quoted) error.note("it is quoted, which makes it text");
-  if (const auto number = read_double(v.text); number && !is_number(*number))
+  // Whole numbers, such as seeds, have ranges of their own.
+  const bool whole = expected.find("whole number") != std::string::npos;
+  if (const auto number = read_double(v.text); number && !is_number(*number) && !whole)
     error.note(fmt::format("numbers are finite and at most {:g} in size", kLargestNumber));
   throw error;
 }
@@ -84,10 +86,14 @@ std::string with_home(const std::string& path) {
   return home && (path == "~" || path.starts_with("~/")) ? home + path.substr(1) : path;
 }
 
+bool exists_here(const std::string& path) {
+  std::error_code ignored;
+  return std::filesystem::exists(with_home(path), ignored);
+}
+
 /// Whether a path exists, or a pattern (list_inputs in storage/storage.h) matches a file.
 bool is_there(const std::string& path) {
-  std::error_code ignored;
-  if (std::filesystem::exists(path, ignored)) return true;
+  if (exists_here(path)) return true;
   if (path.find_first_of("*?[") == std::string::npos) return false;
   glob_t found{};
   const bool any = glob(path.substr(0, path.find("**") + 1).c_str(), GLOB_NOSORT, nullptr, &found) == 0;
@@ -310,7 +316,10 @@ void KeyList::key(const char* name, std::vector<std::string>& m, const char* mea
   constexpr auto kType = "a text or a list of texts, as in ['a', 'b']";
   declare({name, meaning, kType,
            [name, &m, path](const ConfigValue& v) {
-             bool list_word = is_word(v) && !v.text.empty() && (v.text[0] == '[' || v.text[0] == '(');
+             // Names of files may begin with a bracket: "[artist] a.safetensors".
+             const bool named = path != KeyPath::none && is_word(v) &&
+                                (exists_here(v.text) || !(v.text.ends_with(']') || v.text.ends_with(')')));
+             const bool list_word = is_word(v) && !named && (v.text.starts_with('[') || v.text.starts_with('('));
              if (is_scalar(v) && !v.is_null && !list_word)
                m = {v.text};
              else
