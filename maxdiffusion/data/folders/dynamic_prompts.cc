@@ -52,7 +52,9 @@ std::string wildcard_at(const std::string& text, size_t at) {
   const size_t end = text.find("__", at + 3);
   if (end == text.npos) return "";
   const std::string name = text.substr(at + 2, end - at - 2);
-  return name.find_first_of(" \t\r\n,:;|{}()[]<>\"") == name.npos ? name : "";
+  // Files may have blanks in their names.
+  const bool is_name = name.find_first_of("\t\r\n,:;|{}()[]<>\"") == name.npos && name[0] != ' ' && name.back() != ' ';
+  return is_name ? name : "";
 }
 
 /// The alternatives of the bracket at `at`, which is moved past it; none if the bracket does not close.
@@ -197,7 +199,9 @@ const std::vector<std::string>& DynamicPrompts::lines(const std::string& name, c
   if (fresh) {
     std::istringstream in(read_text_file(path));
     for (std::string line; std::getline(in, line);) {
-      if (line = trimmed(line); !line.empty() && !line.starts_with('#')) at->second.push_back(line);
+      for (size_t i = line.find('#'); i != line.npos; i = line.find('#', i + 1))
+        if (i == 0 || line[i - 1] == ' ' || line[i - 1] == '\t') line.resize(i);  // a comment
+      if (line = trimmed(line); !line.empty()) at->second.push_back(line);
     }
   }
   check(!at->second.empty(), Code::invalid_config, "wildcards_dir: '{}' has no lines; expected one or more", path);

@@ -23,6 +23,7 @@ class Dynamic : public testing::Test {
     write_file_atomic(t / "w/twice.txt", "__twice2__ __twice2__");
     write_file_atomic(t / "w/twice2.txt", "__twice__");
     write_file_atomic(t / "w/blank.txt", "# nothing\n\n");
+    write_file_atomic(t / "w/hair colour.txt", "dark  # rare\nC#\n  # none\n");
   }
   std::string of(const std::string& prompt, uint64_t seed = 0, int64_t image = 0, uint64_t stream = 0) {
     return prompts.chosen("prompt", prompt, seed, image, stream);
@@ -59,6 +60,12 @@ TEST_F(Dynamic, NamesInTagsAreNoWildcards) {
   EXPECT_EQ(kinds("<lora:a__b__c:1> __warm__"),
             (std::set<std::string>{"<lora:a__b__c:1> red", "<lora:a__b__c:1> orange"}));
   EXPECT_TRUE(DynamicPrompts::has_choices("a < b, c: __warm__ > d"));
+}
+
+TEST_F(Dynamic, FilesMayHaveBlanksInTheirNamesAndCommentsBehindTheirLines) {
+  EXPECT_EQ(kinds("__hair colour__ hair"), (Kinds{"dark hair", "C# hair"}));
+  EXPECT_TRUE(DynamicPrompts::has_choices("__hair colour__"));
+  EXPECT_EQ(of("a__ b __c, d"), "a__ b __c, d");
 }
 
 TEST_F(Dynamic, AlternativesAreChosenTextByText) {
