@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cctype>
 #include <filesystem>
+#include <map>
 #include <set>
 
 #include "maxdiffusion/base/base64.h"
@@ -26,24 +28,65 @@ json a1111_error(int status, const std::string& message) {
   return {{"error", name}, {"detail", message}, {"body", ""}, {"errors", message}};
 }
 
+/// A message about keys in the words of this interface, outside of quotes.
+std::string in_field_names(const std::string& text) {
+  static const std::map<std::string, std::string> kFields = {{"num_inference_steps", "steps"},
+                                                             {"guidance_scale", "cfg_scale"},
+                                                             {"true_cfg_scale", "cfg_scale"},
+                                                             {"strength", "denoising_strength"},
+                                                             {"hires_strength", "denoising_strength"},
+                                                             {"hires_scale", "hr_scale"},
+                                                             {"hires_upscaler", "hr_upscaler"},
+                                                             {"padding_mask_crop", "inpaint_full_res_padding"},
+                                                             {"sigma_schedule", "scheduler"},
+                                                             {"scheduler", "sampler_name"},
+                                                             {"sample_seed", "seed"}};
+  const auto of_word = [](char c) { return std::isalnum(static_cast<unsigned char>(c)) || c == '_'; };
+  std::string out;
+  bool quoted = false;
+  for (size_t at = 0; at < text.size();) {
+    size_t end = at;
+    while (end < text.size() && of_word(text[end])) ++end;
+    if (end == at) {
+      quoted ^= text[at] == '"';
+      out += text[at++];
+      continue;
+    }
+    const std::string word = text.substr(at, end - at);
+    const auto field = kFields.find(word);
+    out += quoted || field == kFields.end() ? word : field->second;
+    at = end;
+  }
+  return out;
+}
+
 /// Sets the sampler and the spacing of its noise levels.
 void set_sampler(Service& service, const std::string& model, Fields& fields, SampleRequest& r) {
   const std::string index = take<std::string>(fields, "sampler_index", "");
   const std::string name = take<std::string>(fields, "sampler_name", index);
+  WebUiSampler sampler;
   if (!name.empty() && name != "Automatic") {
-    r.scheduler.scheduler = sampler_name(name);
+    sampler = web_ui_sampler(name);
+    r.scheduler.scheduler = sampler.name;
+    if (!sampler.schedule.empty()) r.scheduler.sigma_schedule = sampler.schedule;
     if (r.scheduler.scheduler.empty())
       throw Refusal(404, fmt::format("sampler_name is '{}'; GET /sdapi/v1/samplers lists those that are known",
                                      name.substr(0, 60)));
   }
   const std::string schedule = take<std::string>(fields, "scheduler", "");
-  if (schedule.empty()) return;
+  if (schedule.empty() || !sampler.schedule.empty()) return;  // as in the web UI, that of the sampler's name is used
   if (schedule == "Automatic" || schedule == "automatic") {
     // The web UI's samplers have no schedule of their own for flow matching.
     r.scheduler.sigma_schedule = service.queue.is_flow_matching(model) ? "" : automatic_schedule(r.scheduler.scheduler);
     return;
   }
-  r.scheduler.sigma_schedule = schedule_named(schedule);
+  const std::string named = schedule_named(schedule, service.queue.family(model).spec().chunk_widths.size() > 1);
+  if (!named.empty() && steps_over_timesteps(r.scheduler.scheduler)) {  // the web UI, too, does not use it there
+    if (named != "training")
+      fields.warnings.push_back(fmt::format("scheduler is ignored: {} steps over timesteps", name.empty() ? r.scheduler.scheduler : name.substr(0, 60)));
+    return;
+  }
+  r.scheduler.sigma_schedule = named;
   if (r.scheduler.sigma_schedule.empty())
     throw Refusal(404, fmt::format("scheduler is '{}'; GET /sdapi/v1/schedulers lists those that are known",
                                    schedule.substr(0, 60)));
@@ -69,6 +112,17 @@ void set_guidance(const Family& family, Fields& fields, SampleRequest& r) {
     fields.erase(found);
   }
   r.guidance_scale = take(fields, "cfg_scale", r.guidance_scale);
+}
+
+/// The served model that a title of the web UI names: "sdxl.safetensors [31e35c80fc]" is sdxl.
+std::string model_of_title(const Service& service, std::string title) {
+  const std::vector<std::string> names = service.queue.models();
+  const auto known = [&] { return std::ranges::find(names, title) != names.end(); };
+  const std::string given = title;
+  if (const size_t hash = title.rfind(" ["); !known() && hash != title.npos && title.ends_with(']')) title.resize(hash);
+  for (const char* ending : {".safetensors", ".ckpt", ".gguf"})
+    if (!known() && title.ends_with(ending)) title.resize(title.size() - std::string_view(ending).size());
+  return known() ? title : given;
 }
 
 struct Images {
@@ -102,7 +156,7 @@ Images images_of(Service& service, Fields& fields) {
   fields.warnings.insert(fields.warnings.end(), overrides.warnings.begin(), overrides.warnings.end());
   {
     const std::lock_guard lock(service.mutex);
-    out.model = take<std::string>(overrides, "sd_model_checkpoint", service.default_model);
+    out.model = model_of_title(service, take<std::string>(overrides, "sd_model_checkpoint", service.default_model));
     out.request = service.queue.model(out.model).defaults;
     if (service.default_clip_skip > 0) out.request.clip_skip = service.default_clip_skip;
   }
@@ -145,6 +199,10 @@ HttpReply answer(Service& service, const HttpCall& call, const Images& its, cons
     negatives.push_back(negative);
     height = image.rgb.dims()[0], width = image.rgb.dims()[1];
   }
+  std::vector<std::string> warnings = warnings_of(service, fields, jobs);
+  const size_t of_fields = std::min(fields.warnings.size(), warnings.size());
+  std::transform(warnings.begin() + static_cast<std::ptrdiff_t>(of_fields), warnings.end(),
+                 warnings.begin() + static_cast<std::ptrdiff_t>(of_fields), in_field_names);
   const json info = {{"prompt", its.request.prompt[0]},
                      {"all_prompts", prompts},
                      {"negative_prompt", negative},
@@ -160,9 +218,12 @@ HttpReply answer(Service& service, const HttpCall& call, const Images& its, cons
                      {"sd_model_name", its.model},
                      {"clip_skip", its.request.clip_skip + 1},
                      {"infotexts", texts},
-                     {"warnings", warnings_of(service, fields, jobs)}};
+                     {"warnings", warnings}};
   return json_reply({{"images", images}, {"parameters", its.parameters}, {"info", dump_json(info)}});
 }
+
+/// The name of a model's upscaler; empty: it has none.
+std::string upscaler_of(const ServedModel& model) { return std::filesystem::path(model.options.added.upscaler).stem(); }
 
 /// The value of hires_upscaler for one of the web UI's names: "Latent", "Lanczos", "None", or that of the served
 /// upscaler's file. Throws Refusal for others.
@@ -170,7 +231,7 @@ std::string hires_upscaler(const ServedModel& model, const std::string& name) {
   if (name.empty()) return "";
   if (name == "Latent") return "latent";
   if (name == "Lanczos" || name == "None") return "lanczos";  // as the web UI resizes without an upscaler
-  const std::string file = std::filesystem::path(model.options.added.upscaler).stem();
+  const std::string file = upscaler_of(model);
   if (!file.empty() && name == file) return "upscaler";
   throw Refusal(400, fmt::format("hr_upscaler is '{}'; expected Latent, Lanczos{}", name.substr(0, 60),
                                  file.empty() ? " or None, or a server with upscaler=FILE" : ", None or " + file));
@@ -234,7 +295,7 @@ json options(Service& service) {
 
 HttpReply set_options(Service& service, const HttpCall& call) {
   Fields fields = json_fields(call);
-  const std::string model = take<std::string>(fields, "sd_model_checkpoint", "");
+  const std::string model = model_of_title(service, take<std::string>(fields, "sd_model_checkpoint", ""));
   const auto stop = take<int64_t>(fields, "CLIP_stop_at_last_layers", 0);
   service.queue.model(model);  // throws for an unknown model
   const int64_t clip_skip = stop == 0 ? 0 : skipped(stop);
@@ -286,7 +347,7 @@ json list(const std::vector<std::string>& names, json (*row)(const std::string&)
   return out;
 }
 
-HttpReply a1111_reply(Service& service, const HttpCall& call) {
+HttpReply reply_to(Service& service, const HttpCall& call) {
   const std::string start = "/sdapi/v1/", name = call.path.starts_with(start) ? call.path.substr(start.size()) : "";
   const bool gets = call.method == "GET", posts = call.method == "POST";
   if (posts && name == "txt2img") return txt2img(service, call);
@@ -322,12 +383,36 @@ HttpReply a1111_reply(Service& service, const HttpCall& call) {
       return json{{"title", model},    {"model_name", model}, {"hash", nullptr},
                   {"sha256", nullptr}, {"filename", model},   {"config", nullptr}};
     }));
+  if (gets && name == "upscalers") {
+    std::vector<std::string> names = {"None", "Lanczos"};
+    for (const std::string& model : service.queue.models())
+      if (const std::string file = upscaler_of(service.queue.model(model));
+          !file.empty() && std::ranges::find(names, file) == names.end())
+        names.push_back(file);
+    return json_reply(list(names, [](const std::string& upscaler) {
+      return json{{"name", upscaler}, {"model_name", nullptr}, {"model_path", nullptr}, {"model_url", nullptr}};
+    }));
+  }
+  if (gets && name == "latent-upscale-modes") return json_reply(json::array({{{"name", "Latent"}}}));
   if (gets && name == "loras")
     return json_reply(list(service.queue.loras(""), [](const std::string& lora) {
       return json{{"name", lora}, {"alias", lora}, {"path", lora}, {"metadata", json::object()}};
     }));
   throw Refusal(404,
                 fmt::format("{} {} is not served; docs/server.md has the list", call.method, call.path.substr(0, 100)));
+}
+
+HttpReply a1111_reply(Service& service, const HttpCall& call) try {
+  return reply_to(service, call);
+} catch (const Refusal&) {
+  throw;  // it names fields
+} catch (const Unavailable&) {
+  throw;
+} catch (const Error& e) {
+  if (e.code() != Code::invalid_config) throw;
+  Error named(e.code(), in_field_names(e.message()));
+  for (const std::string& note : e.notes()) named.note(in_field_names(note));
+  throw named;
 }
 
 }  // namespace

@@ -81,7 +81,11 @@ List txt2img_fields() {
               {"hr_negative_prompt", ignored, kSecondPass, "enable_hr"},
               {"hr_cfg", ignored, kSecondPass, "enable_hr"},
               {"hr_distilled_cfg", ignored, kSecondPass, "enable_hr"},
-              {"hr_additional_modules", ignored, kSecondPass, "enable_hr", {json::array({"Use same choices"})}},
+              {"hr_additional_modules",
+               ignored,
+               kSecondPass,
+               "enable_hr",
+               {json::array({"Use same choices"}), json::array()}},
               {"firstphase_width", ignored, "width is the width of the first pass", "enable_hr"},
               {"firstphase_height", ignored, "height is the height of the first pass", "enable_hr"},
               {"firstpass_image", ignored, "the first pass is sampled", "enable_hr"}};
@@ -118,8 +122,8 @@ List openai_fields() {
 std::map<std::string, List> lists() {
   std::map<std::string, List> out = {
       {"/v1/images/generations", openai_fields()},
-      {"/v1/images/edits",
-       openai_fields() + obeyed_fields({"image", "mask"}) + List{{"input_fidelity", ignored, "strength says it"}}},
+      {"/v1/images/edits", openai_fields() + obeyed_fields({"image", "images", "mask"}) +
+                               List{{"input_fidelity", ignored, "strength says it"}}},
       {"/sdapi/v1/txt2img", txt2img_fields()},
       {"/sdapi/v1/img2img", img2img_fields()},
       {"/sdapi/v1/options", obeyed_fields({"sd_model_checkpoint", "CLIP_stop_at_last_layers"}) +

@@ -48,6 +48,11 @@ void set_size(const std::string& size, SampleRequest& r) {
   r.height = side(std::string_view(size).substr(std::min(by, size.size() - 1) + 1));
 }
 
+bool given(const Fields& fields, const std::string& name) {
+  const auto found = fields.find(name);
+  return found != fields.end() && !found->second.is_null();
+}
+
 /// Fields that generations and edits share; reading removes them.
 struct Common {
   std::string model, format;
@@ -61,6 +66,11 @@ struct Common {
       throw Refusal(400, fmt::format("response_format is '{}'; expected url or b64_json", format.substr(0, 40)));
   }
   void read(Fields& fields, SampleRequest& r) {
+    // Two names of one thing.
+    for (const auto& [field, key] :
+         {std::pair{"n", "num_images_per_prompt"}, {"seed", "sample_seed"}, {"size", "width"}, {"size", "height"}})
+      if (given(fields, field) && given(fields, key) && (field != std::string("size") || fields[field] != "auto"))
+        throw Refusal(400, fmt::format("{} and {} are both given; expected one of them", field, key));
     const std::string prompt = take<std::string>(fields, "prompt", "");
     if (prompt.empty()) throw Refusal(400, "prompt is missing; expected a text");
     r.prompt = {prompt};
@@ -109,7 +119,7 @@ struct EditFiles {
 EditFiles files_of_parts(const HttpCall& call, Fields& fields) {
   EditFiles out;
   for (const HttpPart& part : call.parts) {
-    if (part.name == "image" || part.name == "image[]")
+    if (part.name == "image" || part.name == "image[]" || part.name == "images" || part.name == "images[]")
       out.images.push_back(part.bytes);
     else if (part.name == "mask")
       out.mask = part.bytes;
@@ -120,12 +130,16 @@ EditFiles files_of_parts(const HttpCall& call, Fields& fields) {
   return out;
 }
 
-/// Of a field: base64 of a file or a data: URL of it, or OpenAI's object {"image_url": URL} or {"b64_json": TEXT}.
+/// Of a field: base64 of a file or a data: URL of it, or OpenAI's object {"image_url": URL} (also {"url": URL} in it)
+/// or
+/// {"b64_json": TEXT}.
 std::string bytes_of_field(const std::string& name, const json& value) {
   const json* text = &value;
   if (value.is_object())
     for (const char* member : {"image_url", "b64_json"})
       if (const auto at = value.find(member); at != value.end()) text = &*at;
+  if (text != &value && text->is_object())
+    if (const auto at = text->find("url"); at != text->end()) text = &*at;
   if (!text->is_string())
     throw Refusal(400, fmt::format("{} is {}; expected base64 of an image's file, or a data: URL of it", name,
                                    shown_value(value)));
@@ -135,11 +149,13 @@ std::string bytes_of_field(const std::string& name, const json& value) {
 EditFiles files_of_json(const HttpCall& call, Fields& fields) {
   fields = json_fields(call);
   EditFiles out;
-  if (const auto image = fields.find("image"); image != fields.end()) {
+  for (const char* name : {"image", "images"}) {  // the second is the name in OpenAI's reference
+    const auto image = fields.find(name);
+    if (image == fields.end()) continue;
     if (image->second.is_array())
-      for (const json& one : image->second) out.images.push_back(bytes_of_field("image", one));
+      for (const json& one : image->second) out.images.push_back(bytes_of_field(name, one));
     else if (!image->second.is_null())
-      out.images.push_back(bytes_of_field("image", image->second));
+      out.images.push_back(bytes_of_field(name, image->second));
     fields.erase(image);
   }
   if (const auto mask = fields.find("mask"); mask != fields.end()) {

@@ -13,6 +13,7 @@
 #include "maxdiffusion/base/base64.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
+#include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/base/utf8.h"
 #include "maxdiffusion/config/config.h"
 #include "maxdiffusion/media/decode_image.h"
@@ -45,11 +46,18 @@ bool is_preflight(const HttpCall& call) {
 /// "localhost:7860" → "localhost", "[::1]:7860" → "[::1]".
 std::string without_port(const std::string& host) {
   const size_t colon = host.rfind(':');
-  return colon == host.npos || host.ends_with(']') ? host : host.substr(0, colon);
+  const bool port = colon != host.npos && host.find_first_not_of("0123456789", colon + 1) == host.npos;
+  return port ? host.substr(0, colon) : host;
+}
+
+std::string lower(std::string text) {
+  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text;
 }
 
 /// By number where it is an address: "127.0.0.1.example" is a name that anyone's DNS may answer for.
-bool is_this_machine(const std::string& host) {
+bool is_this_machine(const std::string& its_host) {
+  const std::string host = lower(its_host);
   in_addr address{};
   if (inet_pton(AF_INET, host.c_str(), &address) == 1) return ntohl(address.s_addr) >> 24 == 127;
   return host == "localhost" || host == "::1" || host == "[::1]";
@@ -121,7 +129,8 @@ void Service::check_access(const HttpCall& call) const {
   if (is_preflight(call)) return;  // browsers send it without the key
   if (api_key_.empty() || call.path == "/" || call.path == "/runs" || call.path.starts_with("/images/")) return;
   std::string client_key = header(call, "x-api-key");
-  if (const std::string bearer = header(call, "authorization"); client_key.empty() && bearer.starts_with("Bearer "))
+  if (const std::string bearer = header(call, "authorization");
+      client_key.empty() && lower(bearer).starts_with("bearer "))
     client_key = bearer.substr(7);
   if (!same_secret(api_key_, client_key))
     throw Refusal(401, client_key.empty() ? "no API key is given; expected it as a bearer token or in X-API-Key"
@@ -200,9 +209,14 @@ std::string Service::png_of(const GeneratedImage& image) {
 
 Fields json_fields(const HttpCall& call) {
   // A form of another site can send any other type without a CORS preflight.
-  if (!header(call, "content-type").starts_with("application/json"))
+  if (!lower(header(call, "content-type")).starts_with("application/json"))
     throw Refusal(415, fmt::format("the body's type is '{}'; expected application/json", header(call, "content-type")));
-  const json body = parse_json_or_discard(call.body);
+  json body;
+  try {
+    body = parse_json(call.body);
+  } catch (const json::exception& e) {
+    throw Refusal(400, fmt::format("the body is no JSON object: {}", shortened(valid_utf8(e.what()), 200)));
+  }
   if (!body.is_object()) throw Refusal(400, "the body is no JSON object");
   Fields out;
   for (const auto& [name, value] : body.items()) out[name] = value;
@@ -232,8 +246,7 @@ std::optional<bool> as(const json& v) {
   if (v.is_boolean()) return v.get<bool>();
   if (v.is_number()) return v == 0 || v == 1 ? std::optional(v == 1) : std::nullopt;
   if (!v.is_string()) return {};
-  std::string text = v.get<std::string>();
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
+  const std::string text = lower(v.get<std::string>());
   if (text == "true" || text == "1" || text == "yes" || text == "on") return true;
   if (text == "false" || text == "0" || text == "no" || text == "off") return false;
   return {};
@@ -389,6 +402,11 @@ std::string bytes_of_text(const std::string& field, const std::string& text) {
   std::string_view data = text;
   data.remove_prefix(std::min(data.find_first_not_of(" \t\r\n"), data.size()));
   if (data.starts_with("data:")) data.remove_prefix(std::min(data.find(','), data.size() - 1) + 1);
+  if (data.starts_with("http://") || data.starts_with("https://"))
+    throw Refusal(400,
+                  fmt::format("{} is not base64 but an address, and the server fetches nothing; expected an image's "
+                              "file",
+                              field));
   std::optional<std::string> bytes = from_base64(data);
   if (!bytes || bytes->empty()) throw Refusal(400, fmt::format("{} is not base64; expected an image's file", field));
   return std::move(*bytes);

@@ -74,10 +74,11 @@ TEST(ServerAccess, PagesOfOtherPlacesAreRefused) {
   const TestServer server(tiny());
   EXPECT_EQ(server.get("/v1/models", {"Host: evil.example"}).status, 403);
   EXPECT_EQ(server.get("/", {"Host: evil.example:7860"}).status, 403);
-  for (const char* host : {"127.evil.example", "127.0.0.1.evil.example:7860", "127.0.0.1x", "127.1", "128.0.0.1", "0"})
+  for (const char* host : {"127.evil.example", "127.0.0.1.evil.example:7860", "127.0.0.1x", "127.1", "128.0.0.1", "0",
+                           "localhost:80@evil.example", "127.0.0.1:x"})
     EXPECT_EQ(server.get("/v1/models", {fmt::format("Host: {}", host)}).status, 403) << host;
   EXPECT_EQ(server.get("/v1/models", {"Origin: http://127.evil.example"}).status, 403);
-  for (const char* host : {"localhost:1", "127.0.0.1", "127.8.9.10:80", "[::1]:80"})
+  for (const char* host : {"localhost:1", "LocalHost:80", "127.0.0.1", "127.8.9.10:80", "[::1]:80"})
     EXPECT_EQ(server.get("/v1/models", {fmt::format("Host: {}", host)}).status, 200) << host;
   // JSON of 100,000 levels is refused, and the server goes on.
   const std::string deep(100'000, '[');
@@ -90,6 +91,8 @@ TEST(ServerAccess, PagesOfOtherPlacesAreRefused) {
   EXPECT_EQ(server.send(server.request("POST", "/sdapi/v1/txt2img", R"({"prompt": "x"})", {"Content-Type: text/plain"}))
                 .status,
             415);
+  EXPECT_EQ(server.send(server.request("POST", "/sdapi/v1/options", "{}", {"Content-Type: Application/JSON"})).status,
+            200);
 }
 
 TEST(ServerStart, WordsThatCannotBeAreRefused) {

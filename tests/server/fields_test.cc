@@ -144,6 +144,17 @@ TEST_F(ServedFields, ValuesAreThoseOfTheWebUi) {
       EXPECT_FALSE(automatic == pixels(T, with(t, {{"sampler_name", sampler}, {"scheduler", "Uniform"}}))) << sampler;
     }
   }
+  // Schedules by the web UI's titles and names in any case, also at the end of a sampler's title.
+  const json euler = with(t, {{"sampler_name", "Euler a"}}), karras = with(euler, {{"scheduler", "Karras"}});
+  for (const char* name : {"karras", "KARRAS"})
+    EXPECT_TRUE(pixels(T, with(euler, {{"scheduler", name}})) == pixels(T, karras)) << name;
+  EXPECT_TRUE(pixels(T, with(t, {{"sampler_name", "Euler a Karras"}, {"scheduler", "Automatic"}})) ==
+              pixels(T, karras));
+  for (const char* name : {"uniform", "Normal"})
+    EXPECT_TRUE(pixels(T, with(euler, {{"scheduler", name}})) == pixels(T, with(euler, {{"scheduler", "Uniform"}})))
+        << name;
+  EXPECT_TRUE(pixels(T, with(euler, {{"scheduler", "align_your_steps"}})) ==
+              pixels(T, with(euler, {{"scheduler", "Align Your Steps"}})));
   json masked = i;
   masked.erase("mask_blur");
   const std::string blurred = pixels(I, with(i, {{"mask_blur", 2}}));
@@ -196,6 +207,57 @@ TEST_F(ServedFields, PngInfoHasTheSettingsByName) {
                                       {"Size-2", "96"}}));
 }
 
+TEST_F(ServedFields, RefusalsNameTheFieldsOfTheRequest) {
+  const json t = {{"prompt", "x"}, {"seed", 1}};
+  const auto says = [&](const std::string& endpoint, const json& fields) {
+    json body = endpoint == I ? whole(I) : t;
+    body.update(fields);
+    const Answer a = server->post(endpoint, body);
+    EXPECT_EQ(a.status, 400) << a.body;
+    return message_of(a);
+  };
+  EXPECT_TRUE(says(T, {{"steps", 21}}).starts_with("steps is 21; expected 1 to 20"));
+  EXPECT_TRUE(says(T, {{"cfg_scale", 1e38}}).starts_with("cfg_scale is 1e+38; expected 0 to 1000"));
+  EXPECT_TRUE(contains(says(T, {{"enable_hr", true}, {"hr_scale", 0.5}}), "hr_scale is `0.5`"));
+  EXPECT_EQ(says(I, {{"denoising_strength", 0}}),
+            "denoising_strength is 0, and so none of steps=4 steps runs; expected a larger part, or more steps; try: "
+            "denoising_strength=0.25");
+  json body = t;
+  body.update({{"negative_prompt", "bad"}, {"cfg_scale", 1}});
+  EXPECT_TRUE(contains(warnings_of(server->post(T, body)), "there is no guidance (cfg_scale up to 1"));
+  // Two names of one thing.
+  EXPECT_EQ(says(G, {{"sample_seed", 2}}), "seed and sample_seed are both given; expected one of them");
+  EXPECT_EQ(says(G, {{"n", 1}, {"num_images_per_prompt", 2}}),
+            "n and num_images_per_prompt are both given; expected one of them");
+  EXPECT_EQ(says(G, {{"size", "16x16"}, {"width", 32}}), "size and width are both given; expected one of them");
+  EXPECT_EQ(server->post(G, {{"prompt", "x"}, {"size", "auto"}, {"width", 16}, {"seed", nullptr}}).status, 200);
+  const std::string broken =
+      message_of(server->send(server->request("POST", T, "{\"prompt\": 'x'}", {"Content-Type: application/json"})));
+  EXPECT_TRUE(contains(broken, "the body is no JSON object: ") && contains(broken, "column 12")) << broken;
+}
+
+TEST_F(ServedFields, TitlesOfModelsAndSchedulesOfTheWebUiAreTaken) {
+  const json t = {{"prompt", "x"}, {"seed", 1}, {"steps", 4}};
+  const auto with = [&](const json& b) {
+    json body = t;
+    body.update(b);
+    return body;
+  };
+  for (const char* title : {"sd", "sd.safetensors", "sd.safetensors [31e35c80fc]", "sd [31e35c80fc]"})
+    EXPECT_TRUE(pixels(T, with({{"override_settings", {{"sd_model_checkpoint", title}}}})) == pixels(T, t)) << title;
+  for (const char* title : {"sd.pt", "other.safetensors", "safetensors", ".safetensors", "[x]"})
+    EXPECT_EQ(server->post("/sdapi/v1/options", {{"sd_model_checkpoint", title}}).status, 400) << title;
+  // DDIM steps over timesteps, whatever the schedule is, as in the web UI.
+  const json ddim = with({{"sampler_name", "DDIM"}});
+  for (const auto& [schedule, warns] : {std::pair{"Karras", true}, {"Uniform", false}, {"Automatic", false}}) {
+    const Answer a = server->post(T, with({{"sampler_name", "DDIM"}, {"scheduler", schedule}}));
+    EXPECT_EQ(warnings_of(a), warns ? "scheduler is ignored: DDIM steps over timesteps\n" : "") << schedule;
+    EXPECT_TRUE(pixels_of(a) == pixels(T, ddim)) << schedule;
+  }
+  EXPECT_EQ(server->get("/sdapi/v1/upscalers").value()[1]["name"], "Lanczos");
+  EXPECT_EQ(server->get("/sdapi/v1/latent-upscale-modes").value(), json::array({{{"name", "Latent"}}}));
+}
+
 TEST_F(ServedFields, SeedsAreExact) {
   for (const uint64_t seed : {uint64_t{1} << 53 | 1, (uint64_t{1} << 63) - 1, ~uint64_t{0}}) {
     const json info =
@@ -225,10 +287,17 @@ TEST_F(ServedFields, EditsTakeJson) {
     request["image"] = image, request["mask"] = to_base64(mask);
     EXPECT_TRUE(pixels(E, request) == pixels_of(form));
   }
+  // OpenAI's reference calls the list `images`.
+  const std::string url = "data:image/png;base64," + to_base64(photo);
+  for (const json& images : {json::array({{{"image_url", url}}}), json::array({{{"image_url", {{"url", url}}}}})}) {
+    json request = body;
+    request["images"] = images, request["mask"] = {{"image_url", to_base64(mask)}};
+    EXPECT_TRUE(pixels(E, request) == pixels_of(form));
+  }
   json request = body;
   EXPECT_TRUE(contains(message_of(server->post(E, request)), "image is missing"));
   request["image"] = "https://example.com/a.png";
-  EXPECT_TRUE(contains(message_of(server->post(E, request)), "image is not base64"));
+  EXPECT_TRUE(contains(message_of(server->post(E, request)), "image is not base64 but an address, and the server"));
 }
 
 TEST_F(ServedFields, WarningsOfTheCommandReachEveryRequest) {

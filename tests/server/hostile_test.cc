@@ -99,9 +99,9 @@ TEST_F(Hostile, FramingThatOthersMayReadDifferentlyIs400) {
            host + "\n" + type + length,
        })
     EXPECT_EQ(post(headers, body), 400) << headers;
-  for (const std::string& line :
-       {"POST " + G + " HTTP/1.1\n", "POST " + G + "\r\n", "POST " + G + " HTTP/2.0\r\n",
-        " POST " + G + " HTTP/1.1\r\n", "\r\nPOST " + G + " HTTP/1.1\r\n", "POST " + G + "\t HTTP/1.1 \r\n"})
+  for (const std::string& line : {"POST " + G + " HTTP/1.1\n", "POST " + G + "\r\n", "POST " + G + " HTTP/2.0\r\n",
+                                  " POST " + G + " HTTP/1.1\r\n", "POST  " + G + " HTTP/1.1\r\n",
+                                  "\r\nPOST " + G + " HTTP/1.1\r\n", "POST " + G + "\t HTTP/1.1 \r\n"})
     EXPECT_EQ(post(host + type + length, body, line), 400) << line;
   for (const std::string& chunks :
        {"0xf\r\n" + body + "\r\n0\r\n\r\n", "+f\r\n" + body + "\r\n0\r\n\r\n", "-1\r\n" + body + "\r\n0\r\n\r\n",
@@ -140,7 +140,7 @@ TEST_F(Hostile, NumbersAreCheckedAsTheyAreGiven) {
   const std::string image = to_base64(encode_png(rgb));
   const json edit = {{"init_images", {image}}, {"mask", image}, {"inpaint_full_res", true}, {"steps", 4}};
   for (const json& value : {json(-1000000), json(-1), json(1000000000), json(9223372036854775807)})
-    EXPECT_TRUE(contains(names(I, edit, "inpaint_full_res_padding", value), "padding_mask_crop is ")) << value;
+    EXPECT_TRUE(contains(names(I, edit, "inpaint_full_res_padding", value), "inpaint_full_res_padding is ")) << value;
   for (const json& value : {json(-1), json(1e9), json("Infinity")})
     EXPECT_TRUE(contains(names(I, edit, "mask_blur", value), "mask_blur")) << value;
   for (const json& value : {json(-0.1), json(1.1), json(1e300)})

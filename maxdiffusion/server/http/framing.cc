@@ -34,6 +34,7 @@ HeadFraming check_head(std::string_view head) {
     if (std::exchange(first, false)) {
       newest = line.ends_with(" HTTP/1.1");
       if (!newest && !line.ends_with(" HTTP/1.0")) return {"the request line is not of HTTP/1.1"};
+      if (std::ranges::count(line, ' ') != 2) return {"the request line is not METHOD PATH HTTP/1.1"};
       if (line.empty() || !is_token(line[0])) return {"the request line does not begin with a method"};
       continue;
     }
