@@ -83,7 +83,8 @@ void set_sampler(Service& service, const std::string& model, Fields& fields, Sam
   const std::string named = schedule_named(schedule, service.queue.family(model).spec().chunk_widths.size() > 1);
   if (!named.empty() && steps_over_timesteps(r.scheduler.scheduler)) {  // the web UI, too, does not use it there
     if (named != "training")
-      fields.warnings.push_back(fmt::format("scheduler is ignored: {} steps over timesteps", name.empty() ? r.scheduler.scheduler : name.substr(0, 60)));
+      fields.warnings.push_back(fmt::format("scheduler is ignored: {} steps over timesteps",
+                                            name.empty() ? r.scheduler.scheduler : name.substr(0, 60)));
     return;
   }
   r.scheduler.sigma_schedule = named;
