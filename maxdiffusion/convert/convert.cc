@@ -220,8 +220,9 @@ ArraysToWrite read(const Source& s, const Part& part, const ConvertKeys& k, int6
   if (!s.loras.empty()) {
     const auto sums = std::make_shared<const LoraSums>(s.loras, part.params);
     for (auto& [path, array] : values)
-      array.make = [make = array.make, sums, component = part.name, path = path] {
-        const HostArray before = make();
+      array.make = [make = array.make, sums, component = part.name, path = path,
+                    wide = !k.dtype.empty() && !k.quantizes() && is_float(array.shape.dtype)] {
+        const HostArray stored = make(), before = wide ? cast_and_release(stored, DType::f32) : stored;
         HostArray sum = sums->added(component, path, before);
         if (sum.data() != before.data()) release_pages(before.data(), before.bytes());
         return sum;

@@ -71,6 +71,17 @@ TEST_F(LoraTools, MergedModelsSampleAsTheirFilesDo) {
   EXPECT_EQ(maxdiffusion({"lora", "extract", folder, folder, t / "none.safetensors"}).status, 2);
 }
 
+TEST_F(LoraTools, MergedModelsOfAWiderTypeAreNotRoundedToTheStoredOne) {
+  const std::string stored = kGolden + "/sdxl", words = "lora_files=" + files;  // of bfloat16
+  lora({"merge", folder, t / "whole", words});                                  // of float32
+  lora({"merge", stored, t / "wider", words, "dtype=float32"});
+  const HostArrays whole = weights_of_folder(t / "whole");
+  for (const auto& [key, array] : weights_of_folder(t / "wider")) {
+    ASSERT_EQ(array.dtype(), DType::f32) << key;
+    EXPECT_EQ(array.to_doubles(), whole.at(key).to_doubles()) << key;
+  }
+}
+
 TEST_F(LoraTools, ResizedFilesSayWhatTheyKeepAndAreReadInTheirLayout) {
   for (const char* name : {"lora_peft", "lora_kohya"}) {
     const std::string from = kGolden + "/" + name + ".safetensors", to = t / std::string(name) + "_same.safetensors";
