@@ -63,7 +63,11 @@ constexpr std::pair<const char*, const char*> kBeginnings[] = {{"diffusion_model
                                                                {"lora_te1_", "text_encoder"},
                                                                {"lora_te2_", "text_encoder_2"},
                                                                {"lora_te3_", "text_encoder_2"},
+                                                               {"clip_l.", "text_encoder"},  // OneTrainer
+                                                               {"clip_g.", "text_encoder_2"},
+                                                               {"t5.", "text_encoder_2"},
                                                                {"text_encoders.clip_l.transformer.", "text_encoder"},
+                                                               {"text_encoders.clip_g.transformer.", "text_encoder_2"},
                                                                {"text_encoders.t5xxl.transformer.", "text_encoder_2"}};
 
 /// Parts of keys of methods that are not read.
@@ -121,7 +125,7 @@ constexpr const char* kComponent = "component";
 
 /// "….lora_A.NAME.weight" → "….lora_A.weight": PEFT's own state holds the adapter's name.
 std::string without_adapter_name(const std::string& key) {
-  for (std::string_view matrix : {".lora_A.", ".lora_B."}) {
+  for (std::string_view matrix : {".lora_A.", ".lora_B.", ".lora_down.", ".lora_up.", ".lora_magnitude_vector."}) {
     const size_t at = key.find(matrix);
     if (at == key.npos) continue;
     const size_t name = at + matrix.size(), dot = key.find('.', name);
@@ -196,8 +200,12 @@ std::optional<Key> understood(const std::string& text, const LoraTargets& target
   } else {
     return std::nullopt;
   }
-  auto strip = [&](const std::string& beginning) {
-    const bool found = k.module.starts_with(beginning);
+  auto strip = [&](std::string beginning) {
+    bool found = k.module.starts_with(beginning);
+    if (!found && beginning.ends_with('_')) {  // "lora_unet.mid_block.…"
+      beginning.back() = '.';
+      found = k.module.starts_with(beginning);
+    }
     if (found) k.module.erase(0, beginning.size());
     return found;
   };

@@ -231,6 +231,48 @@ TEST_F(LoraFiles, WithNamesOfAdaptersAreRead) {
   for (const auto& [component, pairs] : plain.pairs) EXPECT_EQ(named.pairs.at(component).size(), pairs.size());
 }
 
+// OneTrainer's two layouts with dots, and ComfyUI's names.
+TEST_F(LoraFiles, AreReadByTheBeginningsOfEveryProgram) {
+  const LoraFile plain = read_lora(write_layout(layout, folder.path()), targets);
+  using Beginnings = std::map<std::string, std::string>;
+  for (const Beginnings& beginnings :
+       {Beginnings{{"lora_unet_", "lora_unet."}, {"lora_te1_", "lora_te1."}, {"lora_te2_", "lora_te2."}},
+        Beginnings{{"lora_unet_", "unet."}, {"lora_te1_", "clip_l."}, {"lora_te2_", "clip_g."}},
+        Beginnings{{"lora_unet_", "diffusion_model."},
+                   {"lora_te1_", "text_encoders.clip_l.transformer."},
+                   {"lora_te2_", "text_encoders.clip_g.transformer."}}}) {
+    const LoraFile lora = read_lora(changed([&](HostArrays& arrays) {
+                                      HostArrays renamed;
+                                      for (const auto& [key, a] : arrays)
+                                        for (const auto& [from, to] : beginnings)
+                                          if (key.starts_with(from)) renamed[to + key.substr(from.size())] = a;
+                                      ASSERT_EQ(renamed.size(), arrays.size());
+                                      arrays = renamed;
+                                    }),
+                                    targets);
+    for (const auto& [component, pairs] : plain.pairs) {
+      ASSERT_EQ(lora.pairs.at(component).size(), pairs.size()) << component;
+      for (const auto& [path, pair] : pairs) {
+        EXPECT_EQ(lora.pairs.at(component).at(path).up.to_doubles(), pair.up.to_doubles()) << path;
+        EXPECT_EQ(lora.pairs.at(component).at(path).alpha, pair.alpha) << path;
+      }
+    }
+  }
+}
+
+TEST_F(LoraFiles, MayNameTheAdapterOfMagnitudes) {
+  const std::vector<float> ones(8, 1.0F);
+  for (const char* end : {"", ".weight", ".default.weight"}) {
+    const LoraFile lora = read_lora(changed([&](HostArrays& arrays) {
+                                      arrays[std::string("unet.conv_in.lora_magnitude_vector") + end] =
+                                          HostArray::of<float>({DType::f32, {8}}, ones);
+                                    }),
+                                    targets);
+    ASSERT_TRUE(lora.adapters.contains("unet")) << end;
+    EXPECT_EQ(lora.adapters.at("unet").at("conv_in.weight").kind->name(), "dora") << end;
+  }
+}
+
 TEST_F(LoraFiles, WithUnreadKeysAreRefusedByList) {
   const std::string message = refusal([](HostArrays& arrays) {
     arrays["lora_unet_down_blocks_9_attentions_0_proj_in.lora_down.weight"] = arrays.begin()->second;
