@@ -13,6 +13,7 @@
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
+#include "maxdiffusion/base/finite.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
@@ -162,6 +163,9 @@ void check_not_quantized(const std::string& path, const HostArrays& tensors) {
 void check_float(const std::string& path, const std::string& key, const HostArray& array) {
   check(is_float(array.dtype()), Code::invalid_config, "LoRA '{}': '{}' is {}; expected float32, float16 or bfloat16",
         path, key, to_string(array.dtype()));
+  if (const auto at = first_not_finite(array))
+    fail(Code::io, "LoRA '{}': '{}' holds a number that is not finite, the first at index {}: the file is damaged",
+         path, key, *at);
 }
 
 /// Whether a key is for the image input of cross-attention, which LoRA files of Wan's image-to-video models have:

@@ -273,6 +273,21 @@ TEST_F(LoraFiles, MayNameTheAdapterOfMagnitudes) {
   }
 }
 
+TEST_F(LoraFiles, WithNumbersThatAreNotFiniteAreRefusedByName) {
+  for (const float number : {NAN, INFINITY}) {
+    const std::string message = refusal([&](HostArrays& arrays) {
+      HostArray& a = arrays.at("lora_unet_conv_in.lora_up.weight");
+      HostArray bad(a.shape());
+      std::ranges::copy(a.view<float>(), bad.mutable_view<float>().begin());
+      bad.mutable_view<float>()[5] = number;
+      a = bad;
+    });
+    EXPECT_TRUE(
+        contains(message, "'lora_unet_conv_in.lora_up.weight' holds a number that is not finite, the first at index 5"))
+        << message;
+  }
+}
+
 TEST_F(LoraFiles, WithUnreadKeysAreRefusedByList) {
   const std::string message = refusal([](HostArrays& arrays) {
     arrays["lora_unet_down_blocks_9_attentions_0_proj_in.lora_down.weight"] = arrays.begin()->second;
