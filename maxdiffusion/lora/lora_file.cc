@@ -26,6 +26,7 @@ namespace {
 
 using nlohmann::json;
 
+constexpr const char* kLeaveOut = "try: lora_missing_keys=warn, which uses the others";
 constexpr size_t kListed = 20;  // keys listed for each kind of error
 
 enum class Part { down, up, alpha, weight, bias, modulation, adapter };
@@ -791,6 +792,7 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
   std::map<const LoraTarget*, Found> found;
   std::map<const LoraTarget*, std::string> difference_keys;
   std::vector<std::string> unread, of_image_input, of_other_layers, fused;
+  std::set<std::string> other_shape;
   std::set<const LoraTarget*> split;  // have matrices of their own
   for (const auto& [key, array] : file.tensors()) {
     check_method(path, key);
@@ -832,9 +834,13 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
       if (k->part == Part::weight || k->part == Part::bias || k->part == Part::modulation) {
         only(difference_keys[target]);
         const HostArray difference = rows_for(place, array, path, key);
-        check(without_ones(difference.dims()) == without_ones(target->dims), Code::io,
-              "LoRA '{}': '{}' is {}, but {} of {} is {}", path, key, to_string(array.dims()), target->path,
-              target->component, to_string(target->dims));
+        if (without_ones(difference.dims()) != without_ones(target->dims)) {
+          Error e(Code::io, fmt::format("LoRA '{}': '{}' is {}, but {} of {} is {}", path, key, to_string(array.dims()),
+                                        target->path, target->component, to_string(target->dims)));
+          if (missing != MissingKeys::left_out) throw e.note(kLeaveOut);
+          other_shape.insert(key);
+          continue;
+        }
         lora.differences[target->component][target->path] = difference.reshaped(target->dims);
         continue;
       }
@@ -890,9 +896,20 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
           fmt::format("{}WORD… are the embeddings of a word: generate and serve read them in the LoRA files that "
                       "they start with, for CLIP text encoders of the same width",
                       kBundledEmbeddings));
-    if (any_place) e.note("try: lora_missing_keys=warn, which uses the others");
+    if (any_place) e.note(kLeaveOut);
     throw e;
   }
+  std::set<const LoraTarget*> misfits;
+  std::set<std::string> alone;  // alphas
+  std::erase_if(found, [&](const auto& item) {
+    const Found& f = item.second;
+    const bool is_alone = !f.alpha_key.empty() && !f.pair.down && !f.pair.up && f.parts.empty();
+    if (is_alone) alone.insert(f.alpha_key);
+    return is_alone;
+  });
+  if (!alone.empty())
+    log_warning("LoRA '{}': {} of {} keys are left out: alphas without matrices: {}", path, alone.size(),
+                file.tensors().size(), listed({alone.begin(), alone.end()}));
   for (auto& [target, f] : found) {
     const std::string name = fmt::format("{} of {} in '{}'", target->path, target->component, path);
     if (is_other_kind(f)) {
@@ -905,12 +922,24 @@ LoraFile read_lora(const std::string& path, const LoraTargets& targets, const st
           : f.pair.up ? f.up_key
                       : f.alpha_key,
           f.pair.down ? "up" : "down");
-    check_fits(f.pair, target->dims, name);
+    try {
+      check_fits(f.pair, target->dims, name);
+    } catch (Error& e) {
+      if (missing != MissingKeys::left_out) throw e.note(kLeaveOut);
+      other_shape.insert({f.down_key, f.up_key});
+      misfits.insert(target);
+      continue;
+    }
     check(f.pair.rank() > 0, Code::io, "LoRA for {}: the rank is 0", name);
     set_alpha(f, f.pair.rank(), metadata, name);
     if (f.parts.contains(kMagnitude)) read_dora(target, f, name, lora);
   }
-  std::erase_if(found, [](const auto& f) { return is_other_kind(f.second) || f.second.parts.contains(kMagnitude); });
+  if (!other_shape.empty())
+    log_warning("LoRA '{}': {} of {} keys are of another shape than this model's weights and are left out: {}", path,
+                other_shape.size(), file.tensors().size(), listed({other_shape.begin(), other_shape.end()}));
+  std::erase_if(found, [&](const auto& f) {
+    return is_other_kind(f.second) || f.second.parts.contains(kMagnitude) || misfits.contains(f.first);
+  });
   keep_own_ranks(found);
   for (auto& [target, f] : found) lora.pairs[target->component].emplace(target->path, std::move(f.pair));
   check(!lora.pairs.empty() || !lora.differences.empty() || !lora.adapters.empty(), Code::io,

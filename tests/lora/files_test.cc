@@ -273,6 +273,19 @@ TEST_F(LoraFiles, MayNameTheAdapterOfMagnitudes) {
   }
 }
 
+TEST_F(LoraFiles, WithAnAlphaAloneAreReadWithoutIt) {
+  testing::internal::CaptureStderr();
+  const LoraFile lora = read_lora(changed([](HostArrays& arrays) {
+                                    arrays.erase("lora_unet_conv_in.lora_down.weight");
+                                    arrays.erase("lora_unet_conv_in.lora_up.weight");
+                                  }),
+                                  targets);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains(log, "are left out: alphas without matrices: lora_unet_conv_in.alpha")) << log;
+  EXPECT_FALSE(lora.pairs.at("unet").contains("conv_in.weight"));
+  EXPECT_EQ(lora.pairs.at("unet").at("mid_block.resnets.1.conv2.weight").alpha, 3);
+}
+
 TEST_F(LoraFiles, WithNumbersThatAreNotFiniteAreRefusedByName) {
   for (const float number : {NAN, INFINITY}) {
     const std::string message = refusal([&](HostArrays& arrays) {
@@ -286,6 +299,27 @@ TEST_F(LoraFiles, WithNumbersThatAreNotFiniteAreRefusedByName) {
         contains(message, "'lora_unet_conv_in.lora_up.weight' holds a number that is not finite, the first at index 5"))
         << message;
   }
+}
+
+TEST_F(LoraFiles, OfAnotherShapeAreLeftOutIfAsked) {
+  const std::vector<float> wide(9, 1.0F);
+  const std::string path = changed([&](HostArrays& arrays) {
+    arrays["lora_unet_conv_in.lora_up.weight"] = arrays.at("lora_unet_conv_out.lora_up.weight");
+    arrays["lora_unet_conv_norm_out.diff_b"] = HostArray::of<float>({DType::f32, {9}}, wide);
+  });
+  const std::string refused = message_of([&] { read_lora(path, targets); });
+  EXPECT_TRUE(contains(refused, "try: lora_missing_keys=warn")) << refused;
+  testing::internal::CaptureStderr();
+  const LoraFile lora = read_lora(path, targets, "", MissingKeys::left_out);
+  const std::string log = testing::internal::GetCapturedStderr();
+  EXPECT_TRUE(contains(log, "3 of ") && contains(log, "keys are of another shape than this model's weights") &&
+              contains(log,
+                       "lora_unet_conv_in.lora_down.weight, lora_unet_conv_in.lora_up.weight, "
+                       "lora_unet_conv_norm_out.diff_b"))
+      << log;
+  EXPECT_TRUE(lora.differences.empty());
+  EXPECT_FALSE(lora.pairs.at("unet").contains("conv_in.weight"));
+  EXPECT_TRUE(lora.pairs.at("unet").contains("conv_out.weight"));
 }
 
 TEST_F(LoraFiles, WithUnreadKeysAreRefusedByList) {
