@@ -23,6 +23,8 @@ namespace md {
 namespace {
 
 constexpr size_t kListed = 10;  // names listed for each kind of error
+/// The tokenizer's file in ComfyUI's files of T5 and UMT5.
+constexpr const char* kTokenizer = "spiece_model";
 
 /// `name` with the alias applied; none if the alias does not match.
 std::optional<std::string> respelled(const std::string& name, const NameAlias& alias) {
@@ -157,6 +159,7 @@ class Matcher {
   bool is_ignorable(const std::string& n) const {
     const auto& beginnings = options_.weight_names.unneeded;
     return std::ranges::any_of(options_.ignorable, [&](auto& end) { return n.ends_with(end); }) || is_format_extra(n) ||
+           n.ends_with(kTokenizer) ||
            std::ranges::any_of(beginnings, [&](auto& beginning) { return n.starts_with(beginning); }) ||
            (!prefixes_.empty() && std::ranges::none_of(prefixes_, [&](auto& p) { return n.starts_with(p); }));
   }

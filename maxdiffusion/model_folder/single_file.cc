@@ -11,6 +11,7 @@
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/safetensors.h"
+#include "maxdiffusion/checkpoint/weight_format.h"
 #include "maxdiffusion/model_folder/match_weights.h"
 
 namespace md {
@@ -92,7 +93,7 @@ std::set<std::string> check_single_file(const ModelFolder& folder, const SingleF
   }
   std::vector<std::string> left, unknown;
   for (const auto& [name, tensor] : file.tensors()) {
-    if (used.contains(name)) continue;
+    if (used.contains(name) || name == kVelocityMark || name == kZeroSnrMark || is_format_extra(name)) continue;
     const bool known =
         std::ranges::any_of(unneeded, [&n = name](const std::string& beginning) { return n.starts_with(beginning); }) ||
         std::ranges::any_of(options.ignorable, [&n = name](const std::string& end) { return n.ends_with(end); });

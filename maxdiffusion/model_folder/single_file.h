@@ -14,6 +14,10 @@
 
 namespace md {
 
+/// Tensors that say that a model predicts velocity, and that its betas are rescaled (ModelFolder::take_marks). Source:
+/// ComfyUI, supported_models.py.
+constexpr const char *kVelocityMark = "v_pred", *kZeroSnrMark = "ztsnr";
+
 struct SingleFileLayout {
   std::string name;  // of the published model, for messages
   std::function<bool(const HostArrays& tensors)> is_of;

@@ -15,6 +15,7 @@
 #include "maxdiffusion/checkpoint/safetensors.h"
 #include "maxdiffusion/checkpoint/test_processes.h"
 #include "maxdiffusion/families/model_weights.h"
+#include "maxdiffusion/families/open_model.h"
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/model_folder/model_folder.h"
 #include "maxdiffusion/model_folder/single_file.h"
@@ -398,6 +399,39 @@ TEST_P(Checkpoints, OfComfySampleAsTheirFolderDoes) {
     for (const auto& weights : fs::directory_iterator(folder + "/" + component))
       if (weights.path().extension() == ".safetensors") fs::remove(weights);
   expect_equal(generate(words), expected);
+}
+
+// With the scale of an input, the mark of the whole model and a tokenizer, none of which the weights need.
+TEST_P(Checkpoints, OfComfyMayBeInScaledFloat8) {
+  const std::string beginning = "model.diffusion_model.";
+  HostArrays plain = SafetensorsReader::open(file).tensors();
+  const auto matrix = std::ranges::find_if(plain, [&](const auto& item) {
+    return item.first.starts_with(beginning) && item.first.ends_with(".weight") && item.second.dims().size() == 2;
+  });
+  ASSERT_NE(matrix, plain.end());
+  const std::string name = matrix->first, module = name.substr(0, name.rfind('.'));
+  HostArrays scaled = plain;
+  const auto number = [](float v) { return HostArray::of<float>({DType::f32, {}}, {&v, 1}); };
+  scaled[name] = plain.at(name).cast(DType::f8e4m3fn);
+  HostArray doubled = scaled.at(name).cast(DType::f32);
+  for (float& v : doubled.mutable_view<float>()) v *= 2;
+  plain[name] = doubled;
+  scaled[module + ".scale_weight"] = number(2);
+  scaled[module + ".scale_input"] = number(1);
+  scaled[beginning + "scaled_fp8"] = number(0);
+  for (const auto& [component, encoder] : GetParam().encoders)
+    scaled["text_encoders." + encoder + ".transformer.spiece_model"] =
+        HostArray::of<char>({DType::u8, {3}}, {{1, 2, 3}});
+  for (const auto& [to, tensors] : {std::pair{"plain", plain}, {"scaled", scaled}}) {
+    write_safetensors(t / to + ".safetensors", tensors);
+    const Outcome o = maxdiffusion({"convert", t / to + ".safetensors", t / to, "format=diffusers", "dtype=float32",
+                                    "single_file_config=" + folder});
+    ASSERT_EQ(o.status, 0) << o.err;
+  }
+  const HostArrays expected = SafetensorsReader::open(t / "plain/transformer").tensors(),
+                   found = SafetensorsReader::open(t / "scaled/transformer").tensors();
+  ASSERT_EQ(found.size(), expected.size());
+  for (const auto& [tensor, array] : expected) expect_equal(found.at(tensor), array);
 }
 
 INSTANTIATE_TEST_SUITE_P(
