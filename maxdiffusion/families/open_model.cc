@@ -236,6 +236,10 @@ OpenedModel open_model(const std::string& model, const ModelKeys& keys, const Op
                                 : ModelWeights::for_sampling(folder, *family, keys, o.seed);
   if (!o.inversion.placeholder_token.empty())
     for (const auto& [component, id] : initial_tokens(*family, o.inversion)) weights.set_added_rows_like(component, id);
+  for (const std::string& denoiser : family->spec().denoisers)
+    if (const std::string file = weights.location(denoiser);
+        file != folder.path() && std::filesystem::is_regular_file(file))
+      folder.take_marks(file, SafetensorsReader::open(file), true);
   for (const auto& [component, embeddings] : learned) weights.set_added_rows(component, rows_of(embeddings));
   return {std::move(folder), std::move(family), std::move(weights), learned};
 }

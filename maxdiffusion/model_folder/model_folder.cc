@@ -6,9 +6,11 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/installation.h"
+#include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/checkpoint/checksums.h"
@@ -292,6 +294,31 @@ void ModelFolder::open_single_file(const FolderKeys& keys) {
     else
       opened_->keep(name, path_, file);
   open_tokenizers(folder, keys);
+  take_marks(path_, *file, !folder.empty());
+}
+
+void ModelFolder::take_marks(const std::string& file, const SafetensorsReader& reader, bool warn) {
+  constexpr const char* kConfig = "scheduler/scheduler_config.json";
+  json scheduler = json_of(place_of(kConfig), files_.at(kConfig));
+  const std::tuple<const char*, const char*, json, json> marks[] = {
+      {kVelocityMark, "prediction_type", "v_prediction", "epsilon"},
+      {kZeroSnrMark, "rescale_betas_zero_snr", true, false}};
+  for (const auto& [mark, field, value, usual] : marks) {
+    const json before = scheduler.value(field, usual);
+    if (!reader.tensors().contains(mark) || before == value) continue;
+    if (warn)
+      log_warning("'{}' holds the tensor {}: {} is {}, not {} as in the folder's scheduler_config.json", file, mark,
+                  field, value.dump(), before.dump());
+    scheduler[field] = value;
+    files_[kConfig] = scheduler.dump(2) + "\n";
+  }
+  const auto said = reader.metadata().find("modelspec.prediction_type");
+  if (said != reader.metadata().end() && said->second == "v" &&
+      scheduler.value("prediction_type", json("epsilon")) == "epsilon")
+    log_warning(
+        "'{}': its metadata says modelspec.prediction_type v, and it has no tensor v_pred: it is read as a model that "
+        "predicts noise unless prediction_type=v_prediction is given",
+        file);
 }
 
 ModelFolder ModelFolder::open(const std::string& name, const FolderKeys& keys) {

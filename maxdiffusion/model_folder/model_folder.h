@@ -116,6 +116,9 @@ class ModelFolder {
   /// `class_name`: of the config; empty: the component's.
   void set_config(const std::string& component, const std::string& text, const std::string& from = "",
                   const std::string& class_name = "");
+  /// Changes the scheduler's config as the marks in a denoiser's file say (the tensors v_pred and ztsnr); files are
+  /// unchanged. `warn`: names in a warning each field that is not as the folder has it.
+  void take_marks(const std::string& file, const SafetensorsReader& reader, bool warn);
   WeightNameMap weight_names(const std::string& component) const { return md::weight_names(find(component)); }
   /// Weights of this folder's components that are open.
   const std::shared_ptr<OpenedWeights>& opened() const { return opened_; }

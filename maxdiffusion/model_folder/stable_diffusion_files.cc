@@ -1,7 +1,6 @@
 // Single files of Stable Diffusion 1 and 2 and of SDXL: how they are recognized, and the configs of the published
 // models. Sources: the models' folders on the Hugging Face hub (sizes, schedulers); diffusers 0.42,
-// loaders/single_file_utils.py (tensors that distinguish them, 2.x's prediction type); ComfyUI, supported_models.py
-// (the tensors v_pred and ztsnr).
+// loaders/single_file_utils.py (tensors that distinguish them, 2.x's prediction type).
 #include "maxdiffusion/base/log.h"
 
 #include <nlohmann/json.hpp>
@@ -186,12 +185,10 @@ std::map<std::string, json> files_xl(const HostArrays& tensors, const char* pipe
   index_of_xl["force_zeros_for_empty_prompt"] = true;
   index_of_xl["text_encoder_2"] = {"transformers", "CLIPTextModelWithProjection"};
   index_of_xl["tokenizer_2"] = {"transformers", "CLIPTokenizer"};
-  const bool velocity = tensors.contains("v_pred");
-  json noise = scheduler("EulerDiscreteScheduler", velocity ? "v_prediction" : "epsilon");
+  json noise = scheduler("EulerDiscreteScheduler", "epsilon");
   noise["interpolation_type"] = "linear";
   noise["timestep_spacing"] = "leading";
   noise["use_karras_sigmas"] = false;
-  if (tensors.contains("ztsnr")) noise["rescale_betas_zero_snr"] = true;
   return {{"model_index.json", index_of_xl},
           {"scheduler/scheduler_config.json", noise},
           {"unet/config.json", with_channels(std::move(unet_config), tensors)},
@@ -227,7 +224,8 @@ std::vector<SingleFileLayout> stable_diffusion_layouts() {
       // Noise schedule and training counters.
       "betas", "alphas_cumprod", "sqrt_alphas_cumprod", "sqrt_one_minus_alphas_cumprod", "log_one_minus_alphas_cumprod",
       "sqrt_recip_alphas_cumprod", "sqrt_recipm1_alphas_cumprod", "posterior_", "lvlb_weights", "logvar",
-      "scale_factor", "denoiser.sigmas", "denoiser.log_sigmas", "global_step", "v_pred", "ztsnr", "model_ema.",
+      "scale_factor", "denoiser.sigmas", "denoiser.log_sigmas", "global_step", "model_ema.",
+      "embedding_manager.",  // of textual inversion in the original program: embeddings of words that it does not name
       // Weights with which CLIP compares texts and images.
       "cond_stage_model.logit_scale", "cond_stage_model.text_projection", "cond_stage_model.transformer.logit_scale",
       "cond_stage_model.transformer.text_projection", "conditioner.embedders.0.logit_scale",

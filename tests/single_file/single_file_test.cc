@@ -222,6 +222,46 @@ TEST(SingleFile, OfVersion2PredictsNoiseWhereItsStepsSaySoAndSdxlVelocityWhereAT
   EXPECT_TRUE(contains(e, "single_file_config=FOLDER")) << e;
 }
 
+TEST(SingleFile, WhoseMarksSayVelocityPredictsItWhateverItsConfigsSay) {
+  const TemporaryFolder t;
+  const HostArray one = HostArray::of<float>({DType::f32, {}}, {{1.0F}});
+  for (const char* which : {"sd", "sdxl"}) {
+    const std::string folder = t / fmt::format("{}_folder", which), file = t / fmt::format("{}.safetensors", which);
+    write_folder(which, folder);
+    using Noise = std::pair<std::string, bool>;
+    const auto noise_of = [](const ModelFolder& opened) {
+      const auto config = parse_json(opened.scheduler_config());
+      return Noise(config.value("prediction_type", "epsilon"), config.value("rescale_betas_zero_snr", false));
+    };
+    HostArrays tensors = original_of_folder(which, folder);
+    write_safetensors(file, tensors);
+    EXPECT_EQ(noise_of(ModelFolder::open(file, {.single_file_config = folder})), Noise("epsilon", false));
+    tensors["v_pred"] = tensors["ztsnr"] = one;
+    write_safetensors(file, tensors);
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(noise_of(ModelFolder::open(file, {.single_file_config = folder})), Noise("v_prediction", true));
+    const std::string log = testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(contains(log, "holds the tensor v_pred: prediction_type is \"v_prediction\", not \"epsilon\"")) << log;
+    // The same file in place of the folder's denoiser.
+    ModelKeys keys;
+    keys.unet_checkpoint = file;
+    EXPECT_EQ(noise_of(open_model(folder, keys, {.purpose = Purpose::sampling}).folder), Noise("v_prediction", true));
+    tensors.erase("v_pred"), tensors.erase("ztsnr");
+    write_safetensors(file, tensors, {{"modelspec.prediction_type", "v"}});
+    testing::internal::CaptureStderr();
+    EXPECT_EQ(noise_of(ModelFolder::open(file, {.single_file_config = folder})), Noise("epsilon", false));
+    const std::string said = testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(contains(said, "modelspec.prediction_type v") && contains(said, "prediction_type=v_prediction"))
+        << said;
+  }
+  // Without a folder of configs.
+  std::map<std::string, Dims> published_1 = published("sd15");
+  published_1["v_pred"] = {};
+  write_sparse(t / "sd15.safetensors", published_1);
+  EXPECT_EQ(parse_json(ModelFolder::open(t / "sd15.safetensors").scheduler_config()).at("prediction_type"),
+            "v_prediction");
+}
+
 // --- Tiny models, whole ----------------------------------------------------------------------------------------------
 
 class Models : public testing::TestWithParam<const char*> {
