@@ -212,6 +212,16 @@ Texts texts_refiner(const HostArrays& tensors) {
   return texts_of(files);
 }
 
+Texts texts_without_text_encoder(const HostArrays&) {
+  throw Error(
+      Code::invalid_config,
+      "the file holds a UNet and no text encoder, which says of which version it is; expected single_file_config")
+      .note(
+          "try: single_file_config=FOLDER, a model folder in diffusers' layout with its configs, and "
+          "clip_model_name_or_path=FILE; or that folder as pretrained_model_name_or_path, and this file as "
+          "unet_checkpoint");
+}
+
 bool has_beginning(const HostArrays& tensors, const std::string& beginning) {
   const auto at = tensors.lower_bound(beginning);
   return at != tensors.end() && at->first.starts_with(beginning);
@@ -239,6 +249,7 @@ std::vector<SingleFileLayout> stable_diffusion_layouts() {
        unneeded},
       {"Stable Diffusion 1.x", [=](const HostArrays& t) { return is_unet(t) && has_beginning(t, kOpenAi); }, texts_1,
        unneeded},
+      {"Stable Diffusion without text encoder", is_unet, texts_without_text_encoder, unneeded},
   };
 }
 

@@ -357,6 +357,27 @@ TEST_P(Models, AreReadFromAFileWithoutTheAutoencoderThatVaeFileGives) {
 INSTANTIATE_TEST_SUITE_P(Kinds, Models, testing::Values("sd", "sd2", "sdxl", "refiner"),
                          [](const auto& info) { return std::string(info.param); });
 
+TEST(SingleFile, MayLackItsOnlyTextEncoderWithAFolderOfConfigs) {
+  const TemporaryFolder t;
+  const std::string folder = t / "folder", file = t / "file.safetensors";
+  write_folder("sd", folder);
+  HostArrays rest = original_of_folder("sd", folder);
+  std::erase_if(rest, [](const auto& item) { return item.first.starts_with("cond_stage_model."); });
+  rest["embedding_manager.string_to_param_dict.*"] = HostArray::of<float>({DType::f32, {1}}, {{1.0F}});
+  write_safetensors(file, rest);
+  const ModelFolder opened = ModelFolder::open(file, {.single_file_config = folder});
+  EXPECT_EQ(opened.components().at("text_encoder").weights, "");
+  EXPECT_EQ(opened.components().at("unet").weights, file);
+  const auto family = make_family(opened);
+  ModelKeys keys;
+  const std::string none = error_of([&] { ModelWeights::for_sampling(opened, *family, keys, 0); });
+  EXPECT_TRUE(contains(none, "try: clip_model_name_or_path=FILE")) << none;
+  keys.clip_model_name_or_path = folder;
+  EXPECT_EQ(ModelWeights::for_sampling(opened, *family, keys, 0).location("text_encoder"), folder + "/text_encoder");
+  const std::string e = error_of([&] { ModelFolder::open(file); });
+  EXPECT_TRUE(contains(e, "a UNet and no text encoder") && contains(e, "try: single_file_config=FOLDER")) << e;
+}
+
 TEST(SingleFile, OfSdxlMayLackTheTextEncoderThatAKeyGives) {
   const TemporaryFolder t;
   const std::string folder = t / "folder", file = t / "file.safetensors";
