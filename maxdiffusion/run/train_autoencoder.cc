@@ -98,6 +98,7 @@ void train_stage(ModelComponents& models, const TrainPlan& plan, const Autoencod
   o.title = "train " + stage;
   o.folder = below(o.folder, stage);
   o.place = below(o.place, stage);
+  o.also_trained.clear();
   if (!o.keys.checkpoint_dir.empty()) o.keys.checkpoint_dir = below(o.keys.checkpoint_dir, stage);
   o.keys.save_final_checkpoint = true;  // the next stage starts from it
   o.later_device_flops = later_device_flops;

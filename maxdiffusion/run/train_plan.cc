@@ -334,6 +334,8 @@ PlanParts plan_parts(const TrainingRequest& r, const ModelFolder& folder, const 
          if (learning.lora.train_lora) plan.lora = plan_lora(r, *family);
          if (model.train_new_vae && plan.data.mode == DataMode::cached_latents)
            plan.autoencoder = plan_autoencoder(learning, models.layers, plan.task, counts);
+         if (plan.autoencoder) plan.loop.also_trained.insert(plan.autoencoder->task.model());
+         if (plan.inversion) plan.loop.also_trained.insert(plan.inversion->placeholder_token);
          if (r.run.is_coordinator && r.run.has_all_weights) plan.samples = r.samples;
        }},
       {"sizes",

@@ -64,7 +64,8 @@ std::optional<StateInfo> check_start(ModelComponents& m, const TrainPlan& plan, 
                        {.checkpoint_dir = plan.loop.checkpoint_dir(),
                         .seed = plan.run.seed,
                         .single_replica = plan.loop.keys.enable_single_replica_ckpt_restoring,
-                        .before_commit = {}});
+                        .before_commit = {},
+                        .also_trained = plan.loop.also_trained});
 }
 
 void complete_checkpoint(ModelComponents& m, const TrainPlan& plan, CheckpointContent& content,

@@ -161,7 +161,8 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   const StateSource from{.checkpoint_dir = o.checkpoint_dir(),
                          .seed = o.seed,
                          .single_replica = o.keys.enable_single_replica_ckpt_restoring,
-                         .before_commit = o.before_commit};
+                         .before_commit = o.before_commit,
+                         .also_trained = o.also_trained};
   auto start = std::async(std::launch::async, open_state(devices, programs, o.step, from, o.initial));
   programs.compile(o.compile, o.keys.log_sharding);
   uint64_t bytes_read = 0;
@@ -192,7 +193,7 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
   const int64_t first = state.step;
   Progress at{first, o.step.optim.max_train_steps, programs.samples()};
   StateSaver saver(devices, programs, o.step, o.checkpoint_dir(), o.keys.checkpoints_to_keep, o.keys.save_optimizer,
-                   o.seed, o.complete, o.before_commit, o.dataset);
+                   o.seed, o.complete, o.before_commit, o.dataset, o.also_trained);
   if (!o.keys.save_optimizer && !state_prefixes(*make_optimizer(o.step.optim)).empty())
     log_info("{}: save_optimizer=false: checkpoints have no moments, so a resumed run differs", o.title);
   saver.warn_if_short_of_space(state);

@@ -76,7 +76,8 @@ struct LoopOptions {
   std::string place;   // remote folder for checkpoints/; empty: `folder`
   StepOptions step;
   uint64_t seed = 0;
-  DataIdentity dataset;  // of the data that train_loop gets
+  DataIdentity dataset;                // of the data that train_loop gets
+  std::set<std::string> also_trained;  // StateSource::also_trained
   LoopKeys keys;
   MetricsConfig metrics;
   ProfileConfig profile;

@@ -16,6 +16,7 @@
 #include "maxdiffusion/base/finite.h"
 #include "maxdiffusion/base/host_array_rows.h"
 #include "maxdiffusion/base/host_memory.h"
+#include "maxdiffusion/base/layer_path.h"
 #include "maxdiffusion/base/log.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/version.h"
@@ -74,8 +75,10 @@ std::string not_finite(const std::string& name, const HostArray& values) {
 /// Reads the arrays of parameters for devices of this process.
 class StateReader {
  public:
-  StateReader(const Devices& devices, const ParamTable& params, const StepOptions& step, CheckpointReader& from)
-      : devices_(devices), params_(params), step_(step), from_(from) {}
+  /// `trained`: StateInfo::trained of the checkpoint.
+  StateReader(const Devices& devices, const ParamTable& params, const StepOptions& step, CheckpointReader& from,
+              std::vector<std::string> trained)
+      : devices_(devices), params_(params), step_(step), from_(from), trained_(std::move(trained)) {}
 
   /// The arrays of the training state that a run with these slots needs.
   NamedShards arrays(const std::vector<StateSlot>& slots) {
@@ -157,6 +160,9 @@ class StateReader {
           check(from_.add_component(component), Code::io, "read '{}': it has no weights of '{}'", from_.folder(),
                 component);
         const std::string name = array_of_weight(component, p.path);
+        // Weights that the checkpoint's run did not train are a copy of its model's files, which may have other names.
+        const bool copied = !trained_.empty() && std::ranges::count(trained_, component) == 0;
+        if (copied && !from_.contains(p.stacked > 0 ? layer_path(name, 0) : name)) continue;
         if (p.stacked > 0) from_.add_stack(name, p.stacked);
         add(parts, name, {p.shape, p.axes});
         inputs.push_back(p.input);
@@ -196,6 +202,7 @@ class StateReader {
   const ParamTable& params_;
   const StepOptions& step_;
   CheckpointReader& from_;
+  std::vector<std::string> trained_;
   std::set<std::string> opened_;
 };
 
@@ -223,8 +230,8 @@ std::string without_layer_numbers(const std::string& input) {
 /// Throws invalid_config if the checkpoint holds something trained that this run does not train: the checkpoints of
 /// this run would lack it.
 void check_nothing_trained_is_dropped(const CheckpointReader& reader, const ParamTable& params, const StateInfo& info,
-                                      bool averages) {
-  std::set<std::string> components, trained;
+                                      bool averages, const std::set<std::string>& also_trained) {
+  std::set<std::string> components = also_trained, trained;
   for (const Param& p : params.params())
     if (p.trainable) components.insert(p.model), trained.insert(without_layer_numbers(p.input));
   std::set<std::string> prefixes = {state_prefix::kAverage, state_prefix::kMaster};
@@ -237,10 +244,10 @@ void check_nothing_trained_is_dropped(const CheckpointReader& reader, const Para
     throw Error(Code::invalid_config,
                 fmt::format("checkpoint {} holds '{}', which this run does not train and its checkpoints would lack",
                             reader.folder(), what))
-        .note(
-            fmt::format("try: the keys of the run that wrote it (train_lora, train_text_encoder, train_expert, …); or "
-                        "another run_name, with pretrained_model_name_or_path={} to train on from its weights",
-                        reader.folder()));
+        .note(fmt::format("try: the keys of the run that wrote it (train_lora, train_text_encoder, train_expert, "
+                          "train_new_vae, placeholder_token, …); or "
+                          "another run_name, with pretrained_model_name_or_path={} to train on from its weights",
+                          reader.folder()));
   };
   for (const std::string& component : info.trained)
     if (!components.contains(component)) refuse(component);
@@ -270,10 +277,10 @@ std::vector<StateSlot> slots_of_checkpoint(const StepOptions& step) {
 
 /// Throws invalid_config if this run must not continue from the checkpoint, io if state.json is damaged.
 StateInfo checked_info(const CheckpointReader& reader, const std::string& folder, const ParamTable& params, int64_t at,
-                       const StepOptions& step) {
+                       const StepOptions& step, const std::set<std::string>& also_trained) {
   StateInfo info = parse_state_info(reader.state_json(), below(folder, kState), at);
   check_optimizer(reader, step.optim.optimizer);
-  check_nothing_trained_is_dropped(reader, params, info, step.ema_decay > 0);
+  check_nothing_trained_is_dropped(reader, params, info, step.ema_decay > 0, also_trained);
   return info;
 }
 
@@ -284,8 +291,8 @@ HostState read_state(const Devices& devices, const ParamTable& params, const Sta
   // With several processes, a local copy would contain files that only others read.
   CheckpointReader reader(folder, processes().alone() ? FromBucket::copies : FromBucket::ranges);
   reader.warn_of_configs();
-  const StateInfo info = checked_info(reader, folder, params, at, step);
-  StateReader read(devices, params, step, reader);
+  const StateInfo info = checked_info(reader, folder, params, at, step, from.also_trained);
+  StateReader read(devices, params, step, reader, info.trained);
   NamedShards values = read.arrays(slots_of_checkpoint(step));
   read.add_weights(values);
   if (info.seed != from.seed)
@@ -566,8 +573,8 @@ std::optional<StateInfo> check_resumes(const Devices& devices, const StepProgram
     try {
       if (from.single_replica && devices.replicas() > 1 && !all.is_coordinator()) break;
       CheckpointReader reader(folder, all.alone() ? FromBucket::copies : FromBucket::ranges);
-      info = checked_info(reader, folder, programs.params(), *at, step);
-      StateReader(devices, programs.params(), step, reader)
+      info = checked_info(reader, folder, programs.params(), *at, step, from.also_trained);
+      StateReader(devices, programs.params(), step, reader, info->trained)
           .check_headers(slots_of_checkpoint(step), programs.state_names());
       break;
     } catch (const Error& e) {
@@ -663,7 +670,8 @@ CheckpointContent state_content(const ParamTable& params, NamedShards state, boo
 
 StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step,
                        std::string checkpoint_dir, int64_t keep, bool moments, uint64_t seed,
-                       CompleteCheckpoint complete, std::function<void()> before_commit, DataIdentity dataset)
+                       CompleteCheckpoint complete, std::function<void()> before_commit, DataIdentity dataset,
+                       std::set<std::string> also_trained)
     : devices_(devices),
       programs_(programs),
       averaged_(step.ema_decay > 0),
@@ -671,6 +679,7 @@ StateSaver::StateSaver(const Devices& devices, const StepPrograms& programs, con
       checkpoint_dir_(std::move(checkpoint_dir)),
       seed_(seed),
       dataset_(std::move(dataset)),
+      also_trained_(std::move(also_trained)),
       complete_(std::move(complete)),
       writer_(checkpoint_dir_, static_cast<int>(keep), writers(), std::move(before_commit)) {
   if (devices.platform() != Platform::cpu) return;
@@ -723,7 +732,7 @@ void StateSaver::save(const TrainState& state, int64_t at, Position position) {
   std::function<NamedShards()> values = [in_place] { return in_place; };
   if (copied) values = fetch_all(devices_, arrays);
   json info = info_of(at, position, seed_, dataset_);
-  std::set<std::string> trained;
+  std::set<std::string> trained = also_trained_;
   for (const Param& p : programs_.params().params())
     if (p.trainable) trained.insert(p.model);
   info["trained"] = trained;

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "maxdiffusion/checkpoint/checkpoint.h"
@@ -44,6 +45,9 @@ struct StateSource {
   uint64_t seed = 0;
   bool single_replica = false;          // one of the replicas (Devices::replicas) reads and broadcasts
   std::function<void()> before_commit;  // see CheckpointWriter; for pending uploads of an earlier run
+  /// What the run trains in addition to the components of the step's parameters: a component that was trained before,
+  /// and is frozen now, or the word of textual inversion.
+  std::set<std::string> also_trained;
 };
 /// The state of the newest checkpoint that all processes can read, with a log line; missing moments are zeros. Without
 /// a checkpoint: step 0 with the values of `initial`. Only parts on devices of this process are read. `initial` is
@@ -87,10 +91,12 @@ CheckpointContent state_content(const ParamTable& params, NamedShards state, boo
 /// the copy and a step; otherwise writes array by array while training waits. Keeps references to its arguments.
 class StateSaver {
  public:
-  /// `moments`: false omits the optimizer's moments. `before_commit`: see CheckpointWriter.
+  /// `moments`: false omits the optimizer's moments. `before_commit`: see CheckpointWriter. `also_trained`: see
+  /// StateSource.
   StateSaver(const Devices& devices, const StepPrograms& programs, const StepOptions& step, std::string checkpoint_dir,
              int64_t keep, bool moments, uint64_t seed, CompleteCheckpoint complete,
-             std::function<void()> before_commit = {}, DataIdentity dataset = {});
+             std::function<void()> before_commit = {}, DataIdentity dataset = {},
+             std::set<std::string> also_trained = {});
   /// Warns if memory or disk may be too small for a checkpoint. Call before the first step.
   void warn_if_short_of_space(const TrainState& state) const;
   /// Saves the current arrays as the checkpoint after `updates` steps, before the batch at `position`.
@@ -112,6 +118,7 @@ class StateSaver {
   std::string checkpoint_dir_;
   uint64_t seed_;
   DataIdentity dataset_;
+  std::set<std::string> also_trained_;
   CompleteCheckpoint complete_;
   CheckpointWriter writer_;
 };

@@ -162,6 +162,48 @@ TEST_F(Kinds, TheTextEncoderIsTrainedWithTheUNet) {
   EXPECT_NE(read_file(t / "shown/samples/step_000001.png"), read_file(t / "shown/samples/step_000002.png"));
 }
 
+TEST_F(Kinds, ATrainedAutoencoderIsNotReplacedByTheModelFolders) {
+  const std::vector<std::string> keys = {"train_new_vae=true", "vae_max_train_steps=1"};
+  Outcome o = train("coded", keys);
+  ASSERT_EQ(o.status, 0) << o.err;
+  const std::string file = "vae/diffusion_pytorch_model.safetensors", trained = weights("coded", file);
+  EXPECT_NE(trained, read_file(kModel + "/" + file));
+  for (const char* command : {"check", "train"}) {
+    o = run(command, "coded", {"max_train_steps=5"});
+    EXPECT_EQ(o.status, 2) << o.err;
+    EXPECT_TRUE(contains(o.err, "holds 'vae', which this run does not train")) << o.err;
+  }
+  o = train("coded", {keys[0], keys[1], "max_train_steps=5"});
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(read_file(t / ("coded/checkpoints/5/" + file)), trained);
+}
+
+TEST_F(Kinds, ATrainedWordIsNotReplacedByAnother) {
+  const std::string rate = "learning_rate=5e-3", from = "initializer_token=a";
+  Outcome o = train("word", {"placeholder_token=<cat>", from, rate});
+  ASSERT_EQ(o.status, 0) << o.err;
+  o = train("word", {"placeholder_token=<dog>", from, rate, "max_train_steps=5"});
+  EXPECT_EQ(o.status, 2) << o.err;
+  EXPECT_TRUE(contains(o.err, "holds '<cat>', which this run does not train")) << o.err;
+  EXPECT_FALSE(exists(t / "word/checkpoints/5"));
+  o = train("word", {"placeholder_token=<cat>", from, rate, "max_train_steps=5"});
+  EXPECT_EQ(o.status, 0) << o.err;
+}
+
+TEST_F(Kinds, ATextEncoderWhoseFilesHaveOtherNamesIsNotADamagedCheckpoint) {
+  Outcome o = train("unet_first", {});
+  ASSERT_EQ(o.status, 0) << o.err;
+  for (const char* command : {"check", "train"}) {
+    o = run(command, "unet_first",
+            {"train_text_encoder=true", "cache_latents_text_encoder_outputs=false", "max_train_steps=5"});
+    EXPECT_EQ(o.status, 2) << o.err;
+    EXPECT_TRUE(contains(o.err, "checkpoints/3 has no 'text_encoder/")) << o.err;
+    EXPECT_TRUE(contains(o.err, "which this run needs")) << o.err;
+    EXPECT_FALSE(contains(o.err, "can be resumed")) << o.err;
+  }
+  EXPECT_TRUE(exists(t / "unet_first/checkpoints/3"));
+}
+
 /// Bytes and time of every file below a folder. Of a folder only the name: testing whether one can write there changes
 /// its time.
 std::map<std::string, std::pair<std::string, fs::file_time_type>> files_and_times(const std::string& folder) {
