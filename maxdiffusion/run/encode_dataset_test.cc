@@ -234,6 +234,14 @@ TEST_F(ItemCache, EncodesOnlyWhatChanged) {
   EXPECT_EQ(open(), Encoded());
   write("4", 77, "aaaaa");  // another image
   EXPECT_EQ(open(), (Encoded{1, 0}));
+  // Another image of the same size, in a file of the same time, as archives with fixed times have.
+  const std::string image = t / "data/4.png";
+  const auto size = fs::file_size(image);
+  const auto image_time = fs::last_write_time(image);
+  write("4", 78, "aaaaa");
+  fs::last_write_time(image, image_time);
+  ASSERT_EQ(fs::file_size(image), size);
+  EXPECT_EQ(open(), (Encoded{1, 0}));
   write("2", 20, "aaa");  // the one that was removed
   EXPECT_EQ(open(), Encoded());
   fs::rename(t / "data/0.png", t / "data/9.png");

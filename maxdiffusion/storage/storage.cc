@@ -40,7 +40,8 @@ size_t first_wildcard(const std::string& path) { return path.find_first_of("*?["
 FoundFile local_file(const fs::path& path) {
   struct stat s {};
   ::stat(path.c_str(), &s);
-  return {path.string(), s.st_size, s.st_mtim.tv_sec * 1'000'000'000 + s.st_mtim.tv_nsec};
+  const auto ns = [](const timespec& t) { return t.tv_sec * 1'000'000'000 + t.tv_nsec; };
+  return {path.string(), s.st_size, ns(s.st_mtim), ns(s.st_ctim)};
 }
 
 bool hidden(const std::string& relative) {
@@ -187,7 +188,8 @@ std::vector<FoundFile> list_inputs(const std::string& locations) {
 
 std::string fingerprint_of(const std::vector<FoundFile>& files) {
   std::string all;
-  for (const FoundFile& f : files) all += fmt::format("{} {} {}\n", shown(f.location), f.size, f.modified);
+  for (const FoundFile& f : files)
+    all += fmt::format("{} {} {} {}\n", shown(f.location), f.size, f.modified, f.changed);
   return content_hash(all);
 }
 

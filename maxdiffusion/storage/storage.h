@@ -35,6 +35,7 @@ class InputFile {
 struct FoundFile {
   std::string location;
   int64_t size = 0, modified = 0;  // bytes; ns since 1970, as far as the storage knows
+  int64_t changed = 0;             // ns since 1970: ctime, which no program can set; 0: not known
 };
 
 /// Local files are mapped into memory; remote ones are read by ranges.

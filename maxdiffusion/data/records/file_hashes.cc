@@ -46,9 +46,10 @@ std::string FileHashes::of(const std::string& key, const std::function<std::stri
 
 std::string FileHashes::of(const FoundFile& file) {
   FoundFile found = file;
-  if (found.size < 0 || found.modified == 0)
+  const bool unlisted = found.size < 0 || found.modified == 0;
+  if (unlisted || (found.changed == 0 && !is_remote(found.location)))
     if (const auto listed = find_file(file.location)) found = *listed;
-  std::string key = fmt::format("{} {} {}", found.size, found.modified, found.location);
+  std::string key = fmt::format("{} {} {} {}", found.size, found.modified, found.changed, found.location);
   std::ranges::replace(key, '\n', ' ');
   return of(key, [&] {
     const auto input = open_input(found);

@@ -1,5 +1,5 @@
 // What records hold, as hashes: a record that is found again, in whatever file, need not be encoded again. Hashes of
-// files are kept, so that a file is read once as long as its size and time stay the same.
+// files are kept, so that a file is read once as long as its size and times stay the same.
 #pragma once
 
 #include <atomic>
@@ -18,7 +18,7 @@ class FileHashes {
   /// `place`: where they are kept, a file that may be in a bucket; "": nowhere. A file that is missing or damaged holds
   /// none.
   explicit FileHashes(std::string place);
-  /// The hash of a file's bytes. Reads the file, unless it was read before with the same size and time. Throws io.
+  /// The hash of a file's bytes. Reads the file, unless it was read before with the same size and times. Throws io.
   std::string of(const FoundFile& file);
   /// The text that `compute` returns, or returned for the same key before.
   std::string of(const std::string& key, const std::function<std::string()>& compute);
