@@ -29,10 +29,12 @@ void compare_size(const char* key, const std::optional<int64_t>& configured, int
         configured.value_or(0), size);
 }
 
-/// "12 records, 0123…": the number of records, or of shards, and a hash of some of them.
+/// "12 records, 0123…": the number of records, or of shards, and a hash of the names and captions of all, or of the
+/// names and sizes of their files, and of the contents of some.
 std::string contents_of(const RecordSource& source) {
   constexpr int64_t kMost = 16;
-  std::string all;
+  const DataIdentity identity = source.identity();
+  std::string all = fmt::format("{} {} {}\n", identity.names, identity.captions, identity.files);
   const auto add = [&all](const Record& r) {
     const auto add_bytes = [&all](const Blob& b) { all += content_hash(b.bytes); };
     all += r.caption;

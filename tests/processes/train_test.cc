@@ -486,6 +486,25 @@ TEST(ProcessesTrain, SayAtTheStartThatTheirCommandsOrDataDiffer) {
     EXPECT_NE(job.output.find("[1] error: " + says), std::string::npos) << job.output;
     EXPECT_FALSE(exists(shared().run(name))) << job.output;
   }
+  // Copies of the data: 40 images, of which one has another caption.
+  const std::string copies = shared().folder / "copy_";
+  for (const char* rank : {"0", "1"})
+    for (int i = 0; i < 40; ++i) {
+      const std::string copy = fmt::format("{}{}/data/{}", copies, rank, i);
+      make_folders(fs::path(copy).parent_path());
+      fs::copy_file(shared().images + "/0.png", copy + ".png");
+      write_file_atomic(copy + ".txt", "shade");
+    }
+  const auto job = [&](const std::string& name) {
+    return run_job(2, "cd " + copies + "$PMI_RANK && " +
+                          train(name, "pretrained_model_name_or_path=" + shared().model +
+                                          " train_data_dir=data train_new_vae=false random_text_encoder=true "
+                                          "train_new_unet=true max_train_steps=1"));
+  };
+  write_file_atomic(copies + "1/data/21.txt", "shape");
+  const JobResult differs = job("caption");
+  EXPECT_EQ(differs.statuses, (std::vector<int>{2, 2})) << differs.output;
+  EXPECT_NE(differs.output.find("error: the data of process 1 is 40 records, "), std::string::npos) << differs.output;
 }
 
 TEST(JointTraining, RefusesWhatItCannotDoYet) {
