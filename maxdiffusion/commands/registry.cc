@@ -2,14 +2,17 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/installation.h"
+#include "maxdiffusion/base/interrupt.h"
 #include "maxdiffusion/base/nearest.h"
 #include "maxdiffusion/base/version.h"
 #include "maxdiffusion/commands/command.h"
 #include "maxdiffusion/families/reference_conventions.h"
 #include "maxdiffusion/processes/launch.h"
+#include "maxdiffusion/processes/processes.h"
 
 // In the order of help.
 #define COMMANDS(X)       \
@@ -88,6 +91,19 @@ const Command& command_of(const std::string& word) {
   throw error.note(fmt::format("try: {} help", program_name()));
 }
 
+/// Throws the error, in all processes of the job if they are not connected yet: the others would wait for this one.
+[[noreturn]] void refuse_together(const Error& e) {
+  if (launch_of_environment().count > 1 && processes().alone()) {
+    try {
+      join_processes();
+    } catch (const Error&) {
+      throw e;
+    }
+    throw_together(processes(), "start", e);
+  }
+  throw e;
+}
+
 bool asks_for_help(const std::string& word) { return word == "--help" || word == "-h"; }
 
 }  // namespace
@@ -109,11 +125,21 @@ void run_command(const Words& words) {
   }
   const Command& c = command_of(words[0]);
   if (std::ranges::any_of(words, asks_for_help)) return print_help(c);
-  if (const int64_t count = launch_of_environment().count; count > 1 && !c.joint)
-    throw Error(Code::invalid_config, fmt::format("{} runs in one process; found {}", c.name, count))
-        .note("try: without the MPI launcher");
+  const int64_t count = launch_of_environment().count;
+  if (count > 1 && !c.joint)
+    refuse_together(Error(Code::invalid_config, fmt::format("{} runs in one process; found {}", c.name, count))
+                        .note("try: without the MPI launcher"));
   const bool as_reference = words[0] != c.name && c.as_reference;
-  (as_reference ? c.as_reference : c.run)(Words(words.begin() + 1, words.end()));
+  const auto run = [&] { (as_reference ? c.as_reference : c.run)(Words(words.begin() + 1, words.end())); };
+  if (count == 1 || std::string_view(c.name) == "doctor") return run();
+  try {
+    run();
+  } catch (const Interrupted&) {
+    throw;
+  } catch (const Error& e) {
+    if (!processes().alone()) throw;
+    refuse_together(e);
+  }
 }
 
 }  // namespace md

@@ -99,7 +99,10 @@ RunSearch run_search(const RunConfig& c) {
 }
 
 TrainingRequest training_request(const RunConfig& c, bool joins) {
-  if (joins) join_processes(c.hardware.hardware == "tpu");
+  if (joins) {
+    join_processes(c.hardware.hardware == "tpu");
+    throw_together(processes(), "start", {});  // as refuse_together() in a process that refuses its command
+  }
   const RunInfo run = make_run_info(c, processes());
   const SamplingRequest sampling = sampling_request(c, run);
   return {.run = run,

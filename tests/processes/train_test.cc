@@ -476,6 +476,7 @@ TEST(ProcessesTrain, SayAtTheStartThatTheirCommandsOrDataDiffer) {
        {std::tuple<std::string, std::string, std::string>{"rate", "learning_rate=1e-$((3 + PMI_RANK))",
                                                           "learning_rate is 0.0001 in process 1; expected 0.001, as in "
                                                           "process 0"},
+        {"word", "$([ $PMI_RANK = 0 ] || echo no_such_key=1)", "config: command line: there is no key `no_such_key`"},
         {"seed", "seed=$PMI_RANK", "seed is 1 in process 1; expected 0, as in process 0"},
         {"folder", "train_data_dir=" + data + "$PMI_RANK", "train_data_dir is "}}) {
     const JobResult job = run_job(
