@@ -1,5 +1,6 @@
 #include "maxdiffusion/run/outputs.h"
 
+#include <algorithm>
 #include <filesystem>
 
 #include "maxdiffusion/base/files.h"
@@ -17,12 +18,20 @@ void bring(const FoundFile& found, const std::string& to) {
     get_file(found, to);
 }
 
+/// Whether a local folder is another one, or below it.
+bool is_inside(const std::string& folder, const std::string& other) {
+  const auto path = std::filesystem::weakly_canonical(folder), of = std::filesystem::weakly_canonical(other);
+  return std::ranges::mismatch(of, path).in1 == of.end();
+}
+
 }  // namespace
 
 Outputs::Outputs(const RunInfo& run) {
   check_has_folder(run);
   if (!run.is_coordinator) return;
   lock_.emplace(run.folder);
+  if (!is_remote(run.checkpoint_dir) && !is_inside(run.checkpoint_dir, run.folder))
+    checkpoints_lock_.emplace(run.checkpoint_dir, std::chrono::seconds(10), "checkpoint_dir");
   std::vector<RemoteSync::Pair> pairs;
   if (is_remote(run.place)) {
     log_info("{}: written in '{}' and uploaded from there", shown(run.place), run.folder);

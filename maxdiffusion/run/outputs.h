@@ -29,6 +29,7 @@ class Outputs {
 
  private:
   std::optional<RunLock> lock_;
+  std::optional<RunLock> checkpoints_lock_;  // of a folder for checkpoints outside of the run's
   std::optional<Lease> lease_;
   std::unique_ptr<RemoteSync> sync_;
 };

@@ -27,7 +27,7 @@ std::string this_process() {
                      fmt::gmtime(std::time(nullptr)));
 }
 
-RunLock::RunLock(const std::string& folder, std::chrono::seconds patience) : folder_(folder) {
+RunLock::RunLock(const std::string& folder, std::chrono::seconds patience, const std::string& key) : folder_(folder) {
   std::error_code ec;
   for (std::filesystem::path at = std::filesystem::absolute(folder); !std::filesystem::exists(at, ec);
        at = at.parent_path())
@@ -64,7 +64,7 @@ RunLock::RunLock(const std::string& folder, std::chrono::seconds patience) : fol
     std::string other = read_file(path);
     if (other.ends_with('\n')) other.pop_back();
     throw Error(Code::io, fmt::format("'{}' is in use by {}", folder, other.empty() ? "another process" : other))
-        .note("try: another run_name, or wait until that run has ended");
+        .note(fmt::format("try: another {}, or wait until that run has ended", key));
   }
   const std::string text = this_process() + "\n";
   const bool written =

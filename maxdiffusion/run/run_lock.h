@@ -20,8 +20,9 @@ std::string this_process();
 class RunLock {
  public:
   /// Creates the folder. If the lock is held, waits up to `patience`: a killed process holds it until its memory is
-  /// freed. Throws io naming the owner.
-  explicit RunLock(const std::string& folder, std::chrono::seconds patience = std::chrono::seconds(10));
+  /// freed. Throws io naming the owner, and `key`, which names the folder.
+  explicit RunLock(const std::string& folder, std::chrono::seconds patience = std::chrono::seconds(10),
+                   const std::string& key = "run_name");
   ~RunLock();
   /// Throws io, naming the folder, if it was deleted or moved meanwhile.
   void check_folder() const;

@@ -1,5 +1,8 @@
 // Kinds of training, on a tiny Stable Diffusion folder with real images: each run does what its keys specify.
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/file.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <cstring>
@@ -646,6 +649,16 @@ TEST_F(Kinds, SyntheticSamplesHaveTheSizesOfTheirKeys) {
 // S2-75
 TEST_F(Kinds, CheckpointsAreWhereTheirKeySaysResumedAndSampled) {
   const std::string where = "checkpoint_dir=" + (t / "elsewhere");
+  {
+    make_folders(t / "elsewhere");
+    const int lock = ::open((t / "elsewhere/.lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    ASSERT_EQ(::flock(lock, LOCK_EX), 0);  // as a run of another name holds it
+    const Outcome o = train("kept", {where});
+    EXPECT_EQ(o.status, 4) << o.err;
+    EXPECT_TRUE(contains(o.err, "elsewhere' is in use by another process")) << o.err;
+    EXPECT_TRUE(contains(o.err, "try: another checkpoint_dir")) << o.err;
+    ::close(lock);
+  }
   ASSERT_EQ(train("kept", {}).status, 0);
   ASSERT_EQ(train("moved", {where, "max_train_steps=2"}).status, 0);
   ASSERT_EQ(train("moved", {where}).status, 0);
