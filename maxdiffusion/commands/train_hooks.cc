@@ -5,6 +5,7 @@
 #include "maxdiffusion/commands/generate.h"
 #include "maxdiffusion/media/image.h"
 #include "maxdiffusion/metrics/similarity.h"
+#include "maxdiffusion/pipelines/denoise_loop.h"
 #include "maxdiffusion/run/trained_model.h"
 #include "maxdiffusion/run/training_data.h"
 #include "maxdiffusion/run/write_media.h"
@@ -45,6 +46,17 @@ void write_grid(EventWriter* events, const TrainPlan& plan, int64_t step, const 
   log_info("samples of step {}: {}.png", step, path);
 }
 
+/// Calls `sample`. Samples that are not finite do not end training: other keys or another autoencoder may be the cause.
+/// If the weights have diverged, the next loss is not finite.
+template <class F>
+void while_training(int64_t step, F&& sample) {
+  try {
+    sample();
+  } catch (const NotFinite& e) {
+    log_warning("no samples of step {}: {}", step, e.what());
+  }
+}
+
 }  // namespace
 
 std::vector<Hook> train_hooks(ModelComponents& m, const TrainPlan& plan) {
@@ -63,7 +75,8 @@ std::vector<Hook> train_hooks(ModelComponents& m, const TrainPlan& plan) {
   all.push_back({every_steps_before_the_last(plan.samples->every),
                  [&m, &plan](LoopView& v) {
                    v.recorder.flush();
-                   write_grid(v.recorder.events(), plan, v.progress.done, sampled(m, plan, v));
+                   const int64_t step = v.progress.done;
+                   while_training(step, [&] { write_grid(v.recorder.events(), plan, step, sampled(m, plan, v)); });
                    v.recorder.restart_clock();
                  },
                  true});
@@ -72,11 +85,14 @@ std::vector<Hook> train_hooks(ModelComponents& m, const TrainPlan& plan) {
                    [&m, &plan](LoopView& v) {
                      v.recorder.flush();
                      const SamplingRequest& sampling = plan.samples->sampling;
-                     const HostArray media = sampled(m, plan, v);
-                     write_media(fmt::format("{}/samples/{}-train_steps-{}", plan.run.folder, v.progress.done,
-                                             m.family()->spec().reference.prefix_of_files(plan.run.sample_seed)),
-                                 sampling.output_type == "png" ? "png" : "", media, sampling.fps);
-                     record_image(v.recorder.events(), plan, v.progress.done, "eval_samples", media, {});
+                     const int64_t step = v.progress.done;
+                     while_training(step, [&] {
+                       const HostArray media = sampled(m, plan, v);
+                       write_media(fmt::format("{}/samples/{}-train_steps-{}", plan.run.folder, step,
+                                               m.family()->spec().reference.prefix_of_files(plan.run.sample_seed)),
+                                   sampling.output_type == "png" ? "png" : "", media, sampling.fps);
+                       record_image(v.recorder.events(), plan, step, "eval_samples", media, {});
+                     });
                      v.recorder.restart_clock();
                    },
                    true});

@@ -251,15 +251,16 @@ HostArray prediction_factors(const NoiseLevel& level, const nlohmann::json& sche
   return HostArray::of<float>({DType::f32, {2}}, values);
 }
 
-/// Throws device if an array of samples contains NaN or infinity.
+/// Throws NotFinite if an array of samples contains NaN or infinity.
 void check_finite(const char* what, const HostArray& samples, const char* advice) {
   auto v = samples.view<float>();
   const size_t each = v.size() / static_cast<size_t>(samples.dims()[0]);
   const auto bad = std::ranges::find_if_not(v, [](float x) { return std::isfinite(x); });
   if (bad == v.end()) return;
-  throw Error(Code::device,
-              fmt::format("the {} of image {} are not finite", what, static_cast<size_t>(bad - v.begin()) / each + 1))
-      .note(advice);
+  NotFinite e(Code::device,
+              fmt::format("the {} of image {} are not finite", what, static_cast<size_t>(bad - v.begin()) / each + 1));
+  e.note(advice);
+  throw e;
 }
 
 /// The shape with channels first, as in files.

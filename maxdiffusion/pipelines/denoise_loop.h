@@ -12,12 +12,18 @@
 #include <string>
 #include <vector>
 
+#include "maxdiffusion/base/error.h"
 #include "maxdiffusion/encoders/media_autoencoder.h"
 #include "maxdiffusion/encoders/text_encoder.h"
 #include "maxdiffusion/pipelines/sample_keys.h"
 #include "maxdiffusion/schedulers/scheduler.h"
 
 namespace md {
+
+/// The error of samples that contain NaN or infinity; its code is device.
+class NotFinite : public Error {
+  using Error::Error;
+};
 
 /// Input and settings of a ControlNet, which is a component of the model folder.
 struct ControlOptions {

@@ -207,6 +207,26 @@ TEST_F(Kinds, ATextEncoderWhoseFilesHaveOtherNamesIsNotADamagedCheckpoint) {
   EXPECT_TRUE(exists(t / "unet_first/checkpoints/3"));
 }
 
+TEST_F(Kinds, SamplesThatAreNotFiniteDoNotEndTraining) {
+  const std::string model = t / "overflows", file = model + "/vae/diffusion_pytorch_model.safetensors";
+  fs::copy(kModel, model, fs::copy_options::recursive);
+  std::string bytes = read_file(file);
+  uint64_t size = 0;
+  std::memcpy(&size, bytes.data(), sizeof size);
+  const auto part = parse_json(bytes.substr(8, size)).at("decoder.conv_out.weight").at("data_offsets");
+  const float large = 3e38f;
+  for (size_t at = part[0]; at < part[1].get<size_t>(); at += sizeof large)
+    std::memcpy(&bytes[8 + size + at], &large, sizeof large);
+  write_file_atomic(file, bytes);
+  const Outcome o = train(
+      "sampled", {"pretrained_model_name_or_path=" + model, "prompt=heart", "sample_every=1", "num_inference_steps=1"});
+  EXPECT_TRUE(contains(o.err, "no samples of step 1: the pixels of image 1 are not finite")) << o.err;
+  EXPECT_TRUE(contains(o.err, "no samples of step 2: ")) << o.err;
+  EXPECT_EQ(losses("sampled").size(), 3u);
+  EXPECT_TRUE(exists(t / "sampled/checkpoints/3"));
+  EXPECT_EQ(o.status, 5) << o.err;  // of the samples at the end
+}
+
 /// Bytes and time of every file below a folder. Of a folder only the name: testing whether one can write there changes
 /// its time.
 std::map<std::string, std::pair<std::string, fs::file_time_type>> files_and_times(const std::string& folder) {
