@@ -8,6 +8,8 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
+#include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/file_errors.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/installation.h"
 #include "maxdiffusion/base/log.h"
@@ -82,10 +84,23 @@ std::string tokenizer_class(const std::string& folder, const std::string& in_ind
   return name.is_string() && (!any || is_tokenizer_class(name)) ? name.get<std::string>() : in_index;
 }
 
+/// Throws io if a file of a tokenizer's folder may not be read, or is a link to none: it would be taken for missing,
+/// and CLIP's vocabulary used in its place.
+void check_tokenizer_files(const std::string& folder) {
+  if (const std::optional<Error> e = unreadable_in(folder)) throw *e;
+  std::error_code ec;
+  for (const auto& f : std::filesystem::directory_iterator(folder, ec))
+    if (const auto to = std::filesystem::read_symlink(f.path(), ec); !ec && !exists(f.path()))
+      throw Error(Code::io, fmt::format("'{}' is a link to '{}', which does not exist: its download is incomplete",
+                                        f.path().string(), to.string()))
+          .note("try: download the model again; files that are whole are kept");
+}
+
 /// Opens a tokenizer. CLIP's folder may be missing, because its vocabulary is always the same. `zero`: pads with token
 /// 0, as OpenCLIP does. `length`: tokens that the text encoder takes.
 std::shared_ptr<const Tokenizer> open_any_tokenizer(const std::string& class_name, const std::string& folder, bool zero,
                                                     int64_t length, std::string bpe_file) {
+  check_tokenizer_files(folder);
   const bool has_vocabulary = exists(folder + "/vocab.json") || exists(folder + "/tokenizer.json");
   if (!class_name.starts_with("CLIP") || has_vocabulary) return open_tokenizer(class_name, folder);
   if (constexpr const char* kVocabulary = "open_clip/bpe_simple_vocab_16e6.txt.gz"; bpe_file.empty()) {

@@ -227,6 +227,19 @@ TEST_F(Kinds, SamplesThatAreNotFiniteDoNotEndTraining) {
   EXPECT_EQ(o.status, 5) << o.err;  // of the samples at the end
 }
 
+TEST_F(Kinds, ATokenizerThatIsALinkToNoFileIsAnIncompleteDownload) {
+  const std::string model = t / "linked", file = model + "/tokenizer/tokenizer.json";
+  fs::copy(kModel, model, fs::copy_options::recursive);
+  fs::remove(file);
+  fs::create_symlink("../../../blobs/0123", file);
+  const Outcome o = train("incomplete", {"pretrained_model_name_or_path=" + model});
+  EXPECT_EQ(o.status, 4) << o.err;
+  EXPECT_TRUE(contains(o.err,
+                       "tokenizer.json' is a link to '../../../blobs/0123', which does not exist: its download "
+                       "is incomplete"))
+      << o.err;
+}
+
 /// Bytes and time of every file below a folder. Of a folder only the name: testing whether one can write there changes
 /// its time.
 std::map<std::string, std::pair<std::string, fs::file_time_type>> files_and_times(const std::string& folder) {
