@@ -306,6 +306,19 @@ Trained train_loop(const Devices& devices, const std::vector<const Task*>& tasks
     profile.finish(at.done);
   } catch (Error& e) {
     if (e.code() == Code::io) look_at_folders();
+    // Where data or samples cannot be read or written, the state of all finished steps is whole.
+    if (!lost && e.code() == Code::io && processes().alone() && saved != at.done) {
+      try {
+        recorder.read_pending();  // throws if the last loss is not finite
+        save();
+        saver.finish();
+        e.note(fmt::format("the state after step {} is saved in {}/{}; the same command resumes from there", at.done,
+                           o.checkpoint_dir(), at.done));
+      } catch (const Error& not_saved) {
+        e.note(fmt::format("the state after step {} is not saved: {}", at.done, not_saved.message()));
+      }
+      throw;
+    }
     if (!lost || !processes().alone()) {  // the other processes expect another step
       rescue(devices, state, positions, first, saver, o.checkpoint_dir(), next_step, e);
       throw;

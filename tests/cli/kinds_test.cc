@@ -240,6 +240,15 @@ TEST_F(Kinds, ATokenizerThatIsALinkToNoFileIsAnIncompleteDownload) {
       << o.err;
 }
 
+TEST_F(Kinds, AnErrorOfFilesSavesTheStateOfTheStepsBefore) {
+  make_folders(t / "written/samples/step_000002.png");  // where a file of samples should be
+  const Outcome o = train("written", {"prompt=heart", "sample_every=2", "num_inference_steps=1", "max_train_steps=9"});
+  EXPECT_EQ(o.status, 4) << o.err;
+  EXPECT_TRUE(contains(o.err, "step_000002.png")) << o.err;
+  EXPECT_TRUE(contains(o.err, "the state after step 2 is saved in ")) << o.err;
+  EXPECT_TRUE(exists(t / "written/checkpoints/2"));
+}
+
 /// Bytes and time of every file below a folder. Of a folder only the name: testing whether one can write there changes
 /// its time.
 std::map<std::string, std::pair<std::string, fs::file_time_type>> files_and_times(const std::string& folder) {
