@@ -45,7 +45,7 @@ std::string contents_of(const RecordSource& source) {
     const auto add_array = [&all](const HostArray& a) {
       all += content_hash({reinterpret_cast<const char*>(a.data()), a.bytes()});
     };
-    add_array(r.pixels);
+    if (r.pixels) add_array(r.pixels);
     for (const auto& [name, a] : r.arrays) {
       all += name;
       add_array(a);

@@ -154,10 +154,11 @@ std::vector<FoundFile> list_all_files(const std::string& folder) {
   if (is_remote(folder)) return remote_library().list(folder, false);
   std::vector<FoundFile> found;
   std::error_code ec;
+  const auto ns = [](const timespec& t) { return t.tv_sec * 1'000'000'000 + t.tv_nsec; };
   const auto add = [&](const fs::path& path) {
     struct stat s {};
     if (::stat(path.c_str(), &s) == 0 && S_ISREG(s.st_mode))
-      found.push_back({path.string(), s.st_size, s.st_mtim.tv_sec * 1'000'000'000 + s.st_mtim.tv_nsec});
+      found.push_back({path.string(), s.st_size, ns(s.st_mtim), ns(s.st_ctim)});
   };
   if (fs::is_regular_file(folder, ec)) add(folder);
   for (fs::recursive_directory_iterator it(folder, ec), end; !ec && it != end; it.increment(ec)) add(it->path());

@@ -497,10 +497,11 @@ TEST(ProcessesTrain, SayAtTheStartThatTheirCommandsOrDataDiffer) {
       write_file_atomic(copy + ".txt", "shade");
     }
   const auto job = [&](const std::string& name) {
-    return run_job(2, "cd " + copies + "$PMI_RANK && " +
-                          train(name, "pretrained_model_name_or_path=" + shared().model +
-                                          " train_data_dir=data train_new_vae=false random_text_encoder=true "
-                                          "train_new_unet=true max_train_steps=1"));
+    return run_job(
+        2, "cd " + copies + "$PMI_RANK && " +
+               train(name, "pretrained_model_name_or_path=" + shared().model +
+                               " train_data_dir=/proc/self/cwd/data train_new_vae=false random_text_encoder=true "
+                               "train_new_unet=true max_train_steps=1"));
   };
   write_file_atomic(copies + "1/data/21.txt", "shape");
   const JobResult differs = job("caption");
