@@ -30,8 +30,10 @@ Outputs::Outputs(const RunInfo& run) {
   check_has_folder(run);
   if (!run.is_coordinator) return;
   lock_.emplace(run.folder);
-  if (!is_remote(run.checkpoint_dir) && !is_inside(run.checkpoint_dir, run.folder))
+  if (!is_remote(run.checkpoint_dir) && !is_inside(run.checkpoint_dir, run.folder)) {
+    check_writable(run.checkpoint_dir, "checkpoint_dir");
     checkpoints_lock_.emplace(run.checkpoint_dir, std::chrono::seconds(10), "checkpoint_dir");
+  }
   std::vector<RemoteSync::Pair> pairs;
   if (is_remote(run.place)) {
     log_info("{}: written in '{}' and uploaded from there", shown(run.place), run.folder);
