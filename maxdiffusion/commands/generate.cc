@@ -473,8 +473,9 @@ std::string foreign_yaml(const PngTexts& texts, const std::string& image, const 
   if (!spec.chunk_widths.empty()) s.keys["prompt_syntax"] = s.prompt_syntax;
   if (!s.automatic_schedule.empty() && !is_flow_matching(sampling_config(folder.scheduler_config(), {})))
     s.keys["sigma_schedule"] = s.automatic_schedule;
+  const std::string by_encoders = "Align Your Steps";  // one title in the web UI
   if (const auto levels = s.keys.find("sigma_schedule"); spec.chunk_widths.size() > 1 && levels != s.keys.end())
-    if (levels->second == "\"ays_sd15\"") levels->second = "ays_sdxl";  // one title for both in the web UI
+    if (levels->second == "\"" + schedule_named(by_encoders) + "\"") levels->second = schedule_named(by_encoders, true);
   if (spec.true_guidance && !spec.embedded_guidance && !s.keys.contains("true_cfg_scale"))
     if (auto scale = s.keys.extract("guidance_scale")) s.keys["true_cfg_scale"] = scale.mapped();
   if (!s.unused.empty())
