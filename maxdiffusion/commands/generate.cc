@@ -37,6 +37,7 @@
 #include "maxdiffusion/run/find_run.h"
 #include "maxdiffusion/run/write_media.h"
 #include "maxdiffusion/schedulers/process.h"
+#include "maxdiffusion/schedulers/sampler_names.h"
 #include "maxdiffusion/settings/foreign_image.h"
 #include "maxdiffusion/storage/local_cache.h"
 #include "maxdiffusion/storage/location.h"

@@ -327,8 +327,8 @@ void ModelFolder::take_marks(const std::string& file, const SafetensorsReader& r
     scheduler[field] = value;
     files_[kConfig] = scheduler.dump(2) + "\n";
   }
-  const auto said = reader.metadata().find("modelspec.prediction_type");
-  if (said != reader.metadata().end() && said->second == "v" &&
+  const auto prediction = reader.metadata().find("modelspec.prediction_type");
+  if (prediction != reader.metadata().end() && prediction->second == "v" &&
       scheduler.value("prediction_type", json("epsilon")) == "epsilon")
     log_warning(
         "'{}': its metadata says modelspec.prediction_type v, and it has no tensor v_pred: it is read as a model that "

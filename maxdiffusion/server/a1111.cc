@@ -119,11 +119,11 @@ void set_guidance(const Family& family, Fields& fields, SampleRequest& r) {
 std::string model_of_title(const Service& service, std::string title) {
   const std::vector<std::string> names = service.queue.models();
   const auto known = [&] { return std::ranges::find(names, title) != names.end(); };
-  const std::string given = title;
+  const std::string requested = title;
   if (const size_t hash = title.rfind(" ["); !known() && hash != title.npos && title.ends_with(']')) title.resize(hash);
   for (const char* ending : {".safetensors", ".ckpt", ".gguf"})
     if (!known() && title.ends_with(ending)) title.resize(title.size() - std::string_view(ending).size());
-  return known() ? title : given;
+  return known() ? title : requested;
 }
 
 struct Images {

@@ -48,7 +48,7 @@ void set_size(const std::string& size, SampleRequest& r) {
   r.height = side(std::string_view(size).substr(std::min(by, size.size() - 1) + 1));
 }
 
-bool given(const Fields& fields, const std::string& name) {
+bool has_value(const Fields& fields, const std::string& name) {
   const auto found = fields.find(name);
   return found != fields.end() && !found->second.is_null();
 }
@@ -69,7 +69,8 @@ struct Common {
     // Two names of one thing.
     for (const auto& [field, key] :
          {std::pair{"n", "num_images_per_prompt"}, {"seed", "sample_seed"}, {"size", "width"}, {"size", "height"}})
-      if (given(fields, field) && given(fields, key) && (field != std::string("size") || fields[field] != "auto"))
+      if (has_value(fields, field) && has_value(fields, key) &&
+          (field != std::string("size") || fields[field] != "auto"))
         throw Refusal(400, fmt::format("{} and {} are both given; expected one of them", field, key));
     const std::string prompt = take<std::string>(fields, "prompt", "");
     if (prompt.empty()) throw Refusal(400, "prompt is missing; expected a text");

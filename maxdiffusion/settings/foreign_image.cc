@@ -142,9 +142,9 @@ class ComfyGraph {
   /// An input that is no link, or the value of the node that it is linked to, which is marked as read. Null: there is
   /// none, or another node computes it, which is named in `unused`.
   json value(const json& node, const std::string& name) {
-    const json given = input(node, name);
-    const std::string id = link(given);
-    if (id.empty() && !given.is_structured()) return given;
+    const json node_value = input(node, name);
+    const std::string id = link(node_value);
+    if (id.empty() && !node_value.is_structured()) return node_value;
     for (const std::string& its : {std::string("value"), name, std::string("seed"), std::string("int"),
                                    std::string("number"), std::string("string"), std::string("text")})
       if (const json found = id.empty() ? json() : input(nodes_[id], its); found.is_number() || found.is_string()) {
@@ -328,7 +328,7 @@ ForeignSettings settings_of_comfyui(const std::string& text, const std::string& 
                                   {"noise_seed", "sample_seed"},
                                   {"steps", "num_inference_steps"},
                                   {"cfg", "guidance_scale"}})
-    if (const json given = value(name); given.is_number()) s.keys[key] = dump_json(given);
+    if (const json node_value = value(name); node_value.is_number()) s.keys[key] = dump_json(node_value);
   if (const json part = value("denoise"); part.is_number() && part != 1)
     s.unused.push_back(fmt::format("denoise: {}", dump_json(part)));
   if (const json from = value("start_at_step"); from.is_number() && from != 0)
@@ -336,8 +336,8 @@ ForeignSettings settings_of_comfyui(const std::string& text, const std::string& 
   if (const json to = value("end_at_step"); to.is_number() && to < value("steps"))
     s.unused.push_back(fmt::format("end_at_step: {}", dump_json(to)));
   const auto word = [&](const char* name) {
-    const json given = value(name);
-    return given.is_string() ? given.get<std::string>() : std::string();
+    const json node_value = value(name);
+    return node_value.is_string() ? node_value.get<std::string>() : std::string();
   };
   const std::string sampler = word("sampler_name");
   set_sampler(s, sampler == "ddim" ? "euler" : sampler, word("scheduler"));  // ComfyUI's ddim is Euler over its levels
@@ -352,7 +352,8 @@ ForeignSettings settings_of_comfyui(const std::string& text, const std::string& 
       const json& its = graph.node(latent);
       if (graph.input(its, "width").is_null()) break;
       graph.mark_read(latent);
-      if (const json given = graph.value(its, name); given.is_number_integer()) s.keys[key] = dump_json(given);
+      if (const json node_value = graph.value(its, name); node_value.is_number_integer())
+        s.keys[key] = dump_json(node_value);
     }
   const std::set<std::string> without_settings = {"VAEDecode", "SaveImage", "PreviewImage"};
   for (const auto& [id, node] : nodes.items()) {

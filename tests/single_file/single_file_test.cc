@@ -250,9 +250,9 @@ TEST(SingleFile, WhoseMarksSayVelocityPredictsItWhateverItsConfigsSay) {
     write_safetensors(file, tensors, {{"modelspec.prediction_type", "v"}});
     testing::internal::CaptureStderr();
     EXPECT_EQ(noise_of(ModelFolder::open(file, {.single_file_config = folder})), Noise("epsilon", false));
-    const std::string said = testing::internal::GetCapturedStderr();
-    EXPECT_TRUE(contains(said, "modelspec.prediction_type v") && contains(said, "prediction_type=v_prediction"))
-        << said;
+    const std::string messages = testing::internal::GetCapturedStderr();
+    EXPECT_TRUE(contains(messages, "modelspec.prediction_type v") && contains(messages, "prediction_type=v_prediction"))
+        << messages;
   }
   // Without a folder of configs.
   std::map<std::string, Dims> published_1 = published("sd15");
