@@ -139,7 +139,7 @@ TEST_F(DatasetFileRuns, NameWhatIsWrongByItsLine) {
   write_file_atomic(t / "dataset.toml", toml("  conditioning_data_dir = \"masks\"\n"));
   make_folders(t / "masks");
   for (int i = 0; i < 3; ++i) write_image(fmt::format("masks/{}", i), i == 1 ? 40 : 48, 200);
-  o = maxdiffusion(words("wrong", {"max_train_steps=10"}));  // which reads all images
+  o = maxdiffusion(words("wrong", {"max_train_steps=22"}));  // which reads all images
   EXPECT_EQ(o.status, 2);
   EXPECT_TRUE(contains(o.err, "b/1.png: it has 40x16 pixels; expected 48x16, the image's size")) << o.err;
   o = maxdiffusion(words("wrong", {"max_train_samples=3"}));
