@@ -10,15 +10,11 @@
 #include <nlohmann/json.hpp>
 
 #include "maxdiffusion/base/key_values.h"
+#include "maxdiffusion/base/lower_case.h"
 #include "maxdiffusion/base/parse_json.h"
 
 namespace md {
 namespace {
-
-std::string lower(std::string s) {
-  std::transform(s.begin(), s.end(), s.begin(), [](unsigned char c) { return std::tolower(c); });
-  return s;
-}
 
 /// Python's tuples as lists: parentheses outside quotes become brackets.
 std::string brackets_for_parentheses(std::string text) {
@@ -159,7 +155,7 @@ std::string quoted(const std::string& text) {
 
 std::string print_string(const std::string& text) {
   bool has_meaning =
-      read_double(text) || read_bool(text) || reads_as_null(text) || lower(text) == "y" || lower(text) == "n";
+      read_double(text) || read_bool(text) || reads_as_null(text) || lower_case(text) == "y" || lower_case(text) == "n";
   return is_bare_word(text) && !has_meaning ? text : md::quoted(text);
 }
 
@@ -181,7 +177,7 @@ std::string print_flow(const YAML::Node& node) {
 }
 
 std::optional<bool> read_bool(const std::string& text) {
-  std::string t = lower(text);
+  std::string t = lower_case(text);
   if (t == "true" || t == "yes" || t == "on") return true;
   if (t == "false" || t == "no" || t == "off") return false;
   return std::nullopt;
@@ -199,7 +195,7 @@ std::optional<int64_t> read_int(const std::string& text) {
 }
 
 std::optional<double> read_double(const std::string& text) {
-  std::string t = lower(text);
+  std::string t = lower_case(text);
   double sign = 1;
   if (!t.empty() && (t.front() == '+' || t.front() == '-')) {
     sign = t.front() == '-' ? -1 : 1;
@@ -249,7 +245,7 @@ std::string print_double(double d) {
 }
 
 bool reads_as_null(const std::string& text) {
-  std::string t = lower(text);
+  std::string t = lower_case(text);
   return t.empty() || t == "~" || t == "null" || t == "none";
 }
 

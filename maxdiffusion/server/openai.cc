@@ -132,8 +132,7 @@ EditFiles files_of_parts(const HttpCall& call, Fields& fields) {
 }
 
 /// Of a field: base64 of a file or a data: URL of it, or OpenAI's object {"image_url": URL} (also {"url": URL} in it)
-/// or
-/// {"b64_json": TEXT}.
+/// or {"b64_json": TEXT}.
 std::string bytes_of_field(const std::string& name, const json& value) {
   const json* text = &value;
   if (value.is_object())

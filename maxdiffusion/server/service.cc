@@ -12,6 +12,7 @@
 
 #include "maxdiffusion/base/base64.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/lower_case.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/base/shortened.h"
 #include "maxdiffusion/base/utf8.h"
@@ -50,14 +51,9 @@ std::string without_port(const std::string& host) {
   return port ? host.substr(0, colon) : host;
 }
 
-std::string lower(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
-
 /// By number where it is an address: "127.0.0.1.example" is a name that anyone's DNS may answer for.
 bool is_this_machine(const std::string& its_host) {
-  const std::string host = lower(its_host);
+  const std::string host = lower_case(its_host);
   in_addr address{};
   if (inet_pton(AF_INET, host.c_str(), &address) == 1) return ntohl(address.s_addr) >> 24 == 127;
   return host == "localhost" || host == "::1" || host == "[::1]";
@@ -130,7 +126,7 @@ void Service::check_access(const HttpCall& call) const {
   if (api_key_.empty() || call.path == "/" || call.path == "/runs" || call.path.starts_with("/images/")) return;
   std::string client_key = header(call, "x-api-key");
   if (const std::string bearer = header(call, "authorization");
-      client_key.empty() && lower(bearer).starts_with("bearer "))
+      client_key.empty() && lower_case(bearer).starts_with("bearer "))
     client_key = bearer.substr(7);
   if (!same_secret(api_key_, client_key))
     throw Refusal(401, client_key.empty() ? "no API key is given; expected it as a bearer token or in X-API-Key"
@@ -209,7 +205,7 @@ std::string Service::png_of(const GeneratedImage& image) {
 
 Fields json_fields(const HttpCall& call) {
   // A form of another site can send any other type without a CORS preflight.
-  if (!lower(header(call, "content-type")).starts_with("application/json"))
+  if (!lower_case(header(call, "content-type")).starts_with("application/json"))
     throw Refusal(415, fmt::format("the body's type is '{}'; expected application/json", header(call, "content-type")));
   json body;
   try {
@@ -246,7 +242,7 @@ std::optional<bool> as(const json& v) {
   if (v.is_boolean()) return v.get<bool>();
   if (v.is_number()) return v == 0 || v == 1 ? std::optional(v == 1) : std::nullopt;
   if (!v.is_string()) return {};
-  const std::string text = lower(v.get<std::string>());
+  const std::string text = lower_case(v.get<std::string>());
   if (text == "true" || text == "1" || text == "yes" || text == "on") return true;
   if (text == "false" || text == "0" || text == "no" || text == "off") return false;
   return {};

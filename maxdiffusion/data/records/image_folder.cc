@@ -12,6 +12,7 @@
 #include "maxdiffusion/base/error.h"
 #include "maxdiffusion/base/files.h"
 #include "maxdiffusion/base/log.h"
+#include "maxdiffusion/base/lower_case.h"
 #include "maxdiffusion/base/parallel.h"
 #include "maxdiffusion/base/parse_json.h"
 #include "maxdiffusion/data/records/file_hashes.h"
@@ -26,11 +27,7 @@ namespace fs = std::filesystem;
 
 constexpr const char *kMetadata = "metadata.jsonl", *kMetadataCsv = "metadata.csv";
 
-std::string in_lower_case(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return static_cast<char>(std::tolower(c)); });
-  return text;
-}
-std::string lower_extension(const fs::path& p) { return in_lower_case(p.extension().string()); }
+std::string lower_extension(const fs::path& p) { return lower_case(p.extension().string()); }
 
 /// A kind of folder, and its words for messages.
 struct Content {
@@ -158,8 +155,7 @@ Listing listing_of(const std::string& folder, const Content& content, const char
     bool is_text = false;
     for (const std::string& ending : config.caption_extensions) {
       const std::string text = p.string();
-      if (text.size() < ending.size() ||
-          in_lower_case(text.substr(text.size() - ending.size())) != in_lower_case(ending))
+      if (text.size() < ending.size() || lower_case(text.substr(text.size() - ending.size())) != lower_case(ending))
         continue;
       is_text = true;
       all.texts.insert(text);

@@ -19,6 +19,7 @@
 #include <thread>
 
 #include "maxdiffusion/base/error.h"
+#include "maxdiffusion/base/lower_case.h"
 #include "maxdiffusion/server/http.h"
 #include "maxdiffusion/server/http/framing.h"
 
@@ -26,11 +27,6 @@ namespace md {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-std::string lower(std::string text) {
-  std::ranges::transform(text, text.begin(), [](unsigned char c) { return std::tolower(c); });
-  return text;
-}
 
 /// The byte stream of a connection.
 class Connection final : public httplib::Stream {
@@ -225,7 +221,7 @@ class Server final : public httplib::Server {
 HttpCall call_of(const httplib::Request& r) {
   HttpCall call{.method = r.method, .path = r.path, .connected = [] { return connection->is_connected(); }};
   for (const auto& [name, value] : r.params) call.query.emplace(name, value);
-  for (const auto& [name, value] : r.headers) call.headers.emplace(lower(name), value);
+  for (const auto& [name, value] : r.headers) call.headers.emplace(lower_case(name), value);
   return call;
 }
 
