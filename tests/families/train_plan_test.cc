@@ -138,7 +138,7 @@ TEST(TrainPlan, OfTheQuickstartsSaysHowTheirDataIsMade) {
   EXPECT_EQ(images.autoencoder->steps, 800);
   EXPECT_EQ(images.autoencoder->task.batch_size, 64);
   EXPECT_EQ(video.autoencoder->image_steps, 300);
-  EXPECT_EQ(images.samples->every, 200);
+  EXPECT_EQ(images.samples->every, 100);
   EXPECT_EQ(video.samples->every, 400);
   EXPECT_FALSE(std::filesystem::exists("/data"));
 }
